@@ -1,0 +1,341 @@
+"""Records of the control plane: the facts and commands on sie.cluster, and the state tables the scheduler keeps.
+
+sie.cluster has one partition, so there is one total order. Whoever folds the same records gets the same state.
+Time is the timestamp Kafka put on each record (LogAppendTime), never a clock.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+# ---------------------------------------------------------------- sie.cluster: commands of people and tools
+
+
+class ApplyModel(Struct, frozen=True, tag=True):
+    """Declare or change a model. `spec` is a ModelSpec as a JSON object; the scheduler validates it again."""
+
+    spec: Raw
+    actor: str = ""
+
+
+class DeleteModel(Struct, frozen=True, tag=True):
+    model: str
+    actor: str = ""
+
+
+# ---------------------------------------------------------------- sie.cluster: facts reported by processes
+
+
+class Device(Struct, frozen=True):
+    """A place that holds models. `memory_bytes` is the declared (cpu) or measured (cuda) size."""
+
+    device: str
+    kind: str
+    memory_bytes: int
+
+
+class WorkerJoined(Struct, frozen=True, tag=True):
+    """A worker incarnation is up, has fenced its predecessor (init_transactions succeeded) and owns nothing yet."""
+
+    worker: str
+    incarnation: str
+    host: str
+    pid: int
+    devices: tuple[Device, ...]
+    backends: tuple[str, ...]
+    versions: dict[str, str]
+
+
+class WorkerHeartbeat(Struct, frozen=True, tag=True):
+    worker: str
+    incarnation: str
+
+
+class WorkerExited(Struct, frozen=True, tag=True):
+    """The supervisor saw the process end. Not a fence: the scheduler still fences before it reassigns."""
+
+    worker: str
+    incarnation: str
+    exit_code: int
+    reporter: str
+
+
+class WorkerLeft(Struct, frozen=True, tag=True):
+    """Clean stop: everything finished is committed, nothing will be committed any more by this incarnation."""
+
+    worker: str
+    incarnation: str
+
+
+class WorkerFenced(Struct, frozen=True, tag=True):
+    """Outcome of FenceWorker: from now on no transaction of this incarnation can commit."""
+
+    worker: str
+    incarnation: str
+    took_ms: int
+
+
+class ReplicaReady(Struct, frozen=True, tag=True):
+    worker: str
+    incarnation: str
+    model: str
+    version: str
+    placement_epoch: int
+    """Epoch of the ReplicaPlacement this answers."""
+    memory_bytes: int
+    load_ms: int
+    warmup_ms: int
+
+
+class ReplicaFailed(Struct, frozen=True, tag=True):
+    worker: str
+    incarnation: str
+    model: str
+    version: str
+    placement_epoch: int
+    code: str
+    message: str
+
+
+class PartitionReleased(Struct, frozen=True, tag=True):
+    """The worker drained the partition and has committed `offset`; sent after that commit succeeded."""
+
+    worker: str
+    incarnation: str
+    model: str
+    partition: int
+    placement_epoch: int
+    """Epoch of the assignment that ended."""
+    offset: int
+
+
+class TopicEnsured(Struct, frozen=True, tag=True):
+    """Outcome of EnsureTopic: the work topic exists with at least this many partitions."""
+
+    model: str
+    topic: str
+    partitions: int
+
+
+class TopicFailed(Struct, frozen=True, tag=True):
+    model: str
+    topic: str
+    message: str
+
+
+class SchedulerElected(Struct, frozen=True, tag=True):
+    """Written in the first transaction of a new leader, so a fenced one cannot write it."""
+
+    scheduler: str
+
+
+class Tick(Struct, frozen=True, tag=True):
+    """The passing of time, every settings.tick_ms, by the leader. Ticks of an earlier leader are ignored."""
+
+    scheduler: str
+
+
+ClusterRecord = (
+    ApplyModel
+    | DeleteModel
+    | WorkerJoined
+    | WorkerHeartbeat
+    | WorkerExited
+    | WorkerLeft
+    | WorkerFenced
+    | ReplicaReady
+    | ReplicaFailed
+    | PartitionReleased
+    | TopicEnsured
+    | TopicFailed
+    | SchedulerElected
+    | Tick
+)
+
+# ---------------------------------------------------------------- commands the fold gives to the scheduler's edge
+
+
+class FenceWorker(Struct, frozen=True, tag=True):
+    """init_transactions on the worker's transactional id; the outcome returns as WorkerFenced."""
+
+    worker: str
+    incarnation: str
+
+
+class EnsureTopic(Struct, frozen=True, tag=True):
+    model: str
+    topic: str
+    partitions: int
+
+
+class PublishState(Struct, frozen=True, tag=True):
+    """Upsert one row of a state table (models, instances, routes, placements); body None deletes it."""
+
+    table: Literal["models", "instances", "routes", "placements"]
+    name: str
+    body: msgspec.Raw | None
+
+
+class RecordDecision(Struct, frozen=True, tag=True):
+    decision: Decision
+
+
+class Decision(Struct, frozen=True):
+    """One decision of the scheduler, as logged on sie.decisions."""
+
+    decision: str
+    """d-OFFSET-N: offset of the sie.cluster record that caused it, and its place among that record's decisions."""
+    kind: str
+    """e.g. model_accepted, model_rejected, replica_placed, replica_unplaceable, worker_lost, partition_assigned ..."""
+    subject: str
+    """Model or worker it is about."""
+    reason: str
+    cause_offset: int
+    at_ms: int
+    chosen: dict[str, str | int]
+    rejected: tuple[str, ...] = ()
+    """Alternatives and why not, one sentence each."""
+    do_nothing: str = ""
+    """What would have happened without it."""
+
+
+SchedulerCommand = FenceWorker | EnsureTopic | PublishState | RecordDecision
+
+# ---------------------------------------------------------------- rows of the state tables
+
+
+class ModelLaunch(Struct, frozen=True):
+    """What a worker needs to run one version of a model."""
+
+    model: str
+    version: str
+    instance: str
+    backend: str
+    source: str
+    """Folder or file with the weights, as the worker sees it."""
+    weights_digest: str
+    config: dict[str, str | int | float | bool | list[str] | None]
+    """Backend options."""
+    service_type: str
+    priority: int
+    memory_bytes: int
+    """Declared device memory: what placement reserves."""
+    batch_max: int
+    ordering: Literal["none", "key"] = "none"
+    fusion: Literal["fused", "pooled"] = "fused"
+    input_schema: Raw = Raw(b"{}")
+    output_schema: Raw = Raw(b"{}")
+    tokenizer: str = ""
+    """Path of tokenizer.json, empty for models without text."""
+    pre_warmup: tuple[str, ...] = ()
+    """Inputs objects (JSON texts) run before the replica is ready."""
+
+
+class ModelRow(Struct, frozen=True):
+    """sie.models, key = model name."""
+
+    model: str
+    version: str
+    generation: int
+    spec: Raw
+    status: Literal["accepted", "deleting"]
+    applied_at_ms: int
+    not_enforced: tuple[str, ...] = ()
+
+
+class ReplicaRow(Struct, frozen=True):
+    worker: str
+    incarnation: str
+    device: str
+    version: str
+    state: Literal["loading", "ready", "draining", "failed"]
+    placement_epoch: int
+    memory_bytes: int
+    message: str = ""
+
+
+class InstanceRow(Struct, frozen=True):
+    """sie.instances, key = instance id."""
+
+    instance: str
+    model: str
+    version: str
+    status: Literal["pending", "loading", "ready", "degraded", "deleting"]
+    replicas: tuple[ReplicaRow, ...]
+    message: str
+    timings_ms: dict[str, int]
+    """applied, placed, loaded, ready: milliseconds since the epoch."""
+
+
+class VariantRow(Struct, frozen=True):
+    variant: str
+    version: str
+    weight: int
+    """Share of the keys, out of 10,000; the weights of a route add up to that."""
+
+
+class RouteRow(Struct, frozen=True):
+    """sie.routes, key = model name: everything ingress needs to admit and route a request."""
+
+    instance: str
+    model: str
+    route_epoch: int
+    topic: str
+    lanes: int
+    width: int
+    variants: tuple[VariantRow, ...]
+    service_type: str
+    priority: int
+    """Default lane of requests that name none."""
+    input_schema: Raw
+    tokenizer: str
+    tokenizer_digest: str
+    context_tokens_max: int
+    quota_per_s: float = 0.0
+    """0: unlimited."""
+    quota_burst: float = 0.0
+    deadline_ms: int = 0
+    """Default deadline; 0: none."""
+    input_topic: str = ""
+    input_bootstrap: str = ""
+    """Empty: this cluster."""
+    input_group: str = ""
+    input_offset_reset: str = "earliest"
+    input_deserializer: str = "json"
+    output_topic: str = ""
+    output_bootstrap: str = ""
+    output_serializer: str = "avro"
+    output_schema: Raw = Raw(b"{}")
+    fusion: Literal["fused", "pooled"] = "fused"
+
+
+class ReplicaPlacement(Struct, frozen=True):
+    """One replica on one worker. The worker (that incarnation) loads it and answers ReplicaReady or ReplicaFailed."""
+
+    worker: str
+    incarnation: str
+    device: str
+    placement_epoch: int
+    launch: ModelLaunch
+
+
+class PartitionPlacement(Struct, frozen=True):
+    """Who works off one partition. `releasing`: drain it, commit, and report PartitionReleased."""
+
+    partition: int
+    worker: str
+    incarnation: str
+    placement_epoch: int
+    state: Literal["assigned", "releasing"]
+
+
+class PlacementRow(Struct, frozen=True):
+    """sie.placements, key = model name: the desired state that workers follow. A replica no longer listed is unloaded."""
+
+    model: str
+    topic: str
+    replicas: tuple[ReplicaPlacement, ...]
+    partitions: tuple[PartitionPlacement, ...]

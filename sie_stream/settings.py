@@ -1,0 +1,128 @@
+"""Settings: read once at start, frozen, every number bounded by a table. Only edge/env_settings.py sees the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_type_hints
+
+import msgspec
+from msgspec import Struct, field
+
+from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.ids import TopicNames
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that can be set by SIE_STREAM_<NAME>, a settings file, or a flag."""
+
+    bootstrap_servers: str = ""
+    """Kafka to use; empty: the embedded broker of `sie-stream up`."""
+    topic_prefix: str = "sie."
+    state_dir: str = ".sie"
+    """Logs, pid files, broker data of `sie-stream up`."""
+    models_dir: str = ".models"
+    kafka_dir: str = ""
+    """Cache of the Kafka jars; empty: ~/.cache/sie-stream."""
+    java_home: str = ""
+    client_overrides: dict[str, str] = field(default_factory=dict)
+    """librdkafka settings passed through to every client (security.protocol, sasl.*, ssl.* ...)."""
+    replication_factor: int = 1
+
+    requests_partitions: int = 4
+    request_bytes_max: int = 256 * 1024
+    """Larger requests are rejected (payload_too_large)."""
+    record_bytes_max: int = 1_000_000
+    """Largest record a worker may write; a larger result becomes a failed terminal record."""
+    deadletter_bytes_max: int = 64 * 1024
+    json_depth_max: int = 64
+    dedupe_window_ms: int = 600_000
+    dedupe_entries_max: int = 2_000_000
+    ingress_batch_max: int = 2_000
+
+    heartbeat_ms: int = 500
+    worker_lost_after_ms: int = 2_000
+    tick_ms: int = 250
+    snapshot_every_records: int = 5_000
+    fence_timeout_ms: int = 10_000
+    load_timeout_ms: int = 120_000
+
+    commit_interval_ms_min: int = 5
+    commit_interval_ms_max: int = 50
+    transaction_timeout_ms: int = 10_000
+    worker_poll_max: int = 1_000
+    worker_queue_max: int = 4_096
+    """Work items a worker holds admitted but unfinished; partitions pause above it."""
+    partition_open_max: int = 2_048
+    """Unfinished offsets of one partition."""
+    engine_attempts_max: int = 3
+    engine_batch_timeout_ms: int = 120_000
+    cpu_memory_mb: int = 4_096
+    """Declared size of the cpu device of a worker."""
+    engine_threads: int = 1
+    offsets_renew_ms: int = 6 * 3600 * 1000
+    """Committed offsets of idle partitions are written again this often."""
+
+    @property
+    def topics(self) -> TopicNames:
+        return TopicNames(self.topic_prefix)
+
+
+BOUNDS: tuple[tuple[str, int, int], ...] = (
+    ("replication_factor", 1, 32),
+    ("requests_partitions", 1, 10_000),
+    ("request_bytes_max", 1_024, 64 * 1024 * 1024),
+    ("record_bytes_max", 1_024, 64 * 1024 * 1024),
+    ("deadletter_bytes_max", 0, 900_000),
+    ("json_depth_max", 4, 512),
+    ("dedupe_window_ms", 0, 7 * 24 * 3600 * 1000),
+    ("dedupe_entries_max", 1_000, 100_000_000),
+    ("ingress_batch_max", 1, 100_000),
+    ("heartbeat_ms", 50, 60_000),
+    ("worker_lost_after_ms", 200, 600_000),
+    ("tick_ms", 20, 10_000),
+    ("snapshot_every_records", 10, 10_000_000),
+    ("fence_timeout_ms", 1_000, 120_000),
+    ("load_timeout_ms", 1_000, 3_600_000),
+    ("commit_interval_ms_min", 0, 1_000),
+    ("commit_interval_ms_max", 1, 10_000),
+    ("transaction_timeout_ms", 1_000, 900_000),
+    ("worker_poll_max", 1, 100_000),
+    ("worker_queue_max", 1, 1_000_000),
+    ("partition_open_max", 1, 20_000),
+    ("engine_attempts_max", 1, 100),
+    ("engine_batch_timeout_ms", 100, 3_600_000),
+    ("cpu_memory_mb", 16, 16 * 1024 * 1024),
+    ("engine_threads", 1, 256),
+    ("offsets_renew_ms", 1_000, 7 * 24 * 3600 * 1000),
+)
+
+
+def settings_from(values: Mapping[str, object]) -> Settings:
+    """Settings from text or typed values, e.g. of the environment.
+
+    Raises ConfigError naming the setting, its value, what is allowed and the nearest spelling.
+    """
+    known = get_type_hints(Settings)
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r}.{did_you_mean(name, known)}")
+    try:
+        settings = msgspec.convert(dict(values), Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}") from error
+    check_bounds(settings)
+    return settings
+
+
+def check_bounds(settings: Settings) -> None:
+    """Raises ConfigError for the first value outside its bounds or in conflict with another."""
+    for name, low, high in BOUNDS:
+        value = getattr(settings, name)
+        if not low <= value <= high:
+            raise ConfigError(f"setting {name} = {value}: allowed {low} to {high}")
+    if settings.commit_interval_ms_min > settings.commit_interval_ms_max:
+        raise ConfigError("setting commit_interval_ms_min must not exceed commit_interval_ms_max")
+    if settings.worker_lost_after_ms < 2 * settings.heartbeat_ms:
+        raise ConfigError(
+            "setting worker_lost_after_ms must be at least twice heartbeat_ms, or live workers are fenced"
+        )
