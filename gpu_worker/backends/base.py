@@ -1,0 +1,128 @@
+"""What a backend is: the small interface between the engine process and PyTorch, scikit-learn or ONNX Runtime.
+
+A backend is found by name through the entry point group `sie_stream.backends`, so its library is imported only in
+engine processes that serve a model of that kind. It knows nothing of Kafka, of offsets or of other models.
+
+What one input does wrong is an answer (`EngineOutput.error_code`), and its neighbours in the batch are served. What the
+engine does wrong is an exception: the engine process reports it and the host decides about retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from msgspec import Struct
+
+from sie_stream.control import ModelLaunch
+from sie_stream.errors import ConfigError, SieError, did_you_mean
+from sie_stream.ports import Clock
+
+ENTRY_POINT_GROUP = "sie_stream.backends"
+
+
+class EngineInput(Struct, frozen=True, array_like=True):
+    """One request as the engine sees it. Array-like, since it crosses the process boundary for every request."""
+
+    request_id: str
+    inputs: bytes
+    """JSON of the validated `inputs` object."""
+    token_ids: list[int] | None = None
+    """Stage 0's tokens for models with a tokenizer, else None."""
+    parameters: bytes | None = None
+    """JSON of the `parameters` object, if the request had one."""
+    seed: int | None = None
+    """Seed of sampling; None lets the backend derive one from the request id."""
+    deadline_at_ms: int | None = None
+    """Wall clock; None: no deadline."""
+
+
+class EngineOutput(Struct, frozen=True, array_like=True):
+    """The answer to one EngineInput: either outputs (or token ids), or an error code with its message."""
+
+    request_id: str
+    outputs: bytes | None = None
+    """JSON object by the model's output_schema. None for language models: Stage 2 detokenises `token_ids`."""
+    token_ids: list[int] | None = None
+    """Generated ids, without the prompt and without the stop token."""
+    finish_reason: str | None = None
+    """Language models: `stop` (a stop token) or `length` (max_tokens or the context limit)."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_token_ms: float | None = None
+    """From the start of `run` to this request's first token."""
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+def failed(item: EngineInput, code: str, message: str) -> EngineOutput:
+    """The answer for an input that cannot be served."""
+    return EngineOutput(request_id=item.request_id, error_code=code, error_message=message)
+
+
+class LoadedModel(Protocol):
+    """One model in memory."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident size of the weights, measured at load."""
+        ...
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the weights that were loaded, for the provenance of every result."""
+        ...
+
+    def run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
+        """Answers in the order of `batch`, one for each. An exception means that the engine is at fault."""
+        ...
+
+
+class Backend(Protocol):
+    """Loads models of one kind. One object per engine process."""
+
+    @property
+    def name(self) -> str: ...
+
+    def load(self, launch: ModelLaunch) -> LoadedModel:
+        """Read the weights from `launch.source`. Raises ModelRefused when they must not or cannot be served."""
+        ...
+
+    def unload(self, model: LoadedModel) -> None:
+        """Give the memory back; `model` must not be run any more."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Libraries that results depend on, for provenance: {library: version}."""
+        ...
+
+
+class ModelRefused(SieError):
+    """The weights must not be served: wrong digest, untrusted types, or a config the backend cannot follow."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+BackendFactory = Callable[[Clock], Backend]
+
+
+def backend_names() -> list[str]:
+    """Names of the backends installed here, sorted; imports none of them."""
+    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def load_backend(name: str, clock: Clock) -> Backend:
+    """Import the backend called `name` and make one. Raises ConfigError for a name nobody registered."""
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == name:
+            factory: BackendFactory = entry.load()
+            return factory(clock)
+    known = backend_names()
+    raise ConfigError(
+        f"backend.name: {name!r} is not installed. Installed: {', '.join(known) or 'none'}.{did_you_mean(name, known)} "
+        f"A package adds one through the entry point group {ENTRY_POINT_GROUP!r}."
+    )
