@@ -55,8 +55,8 @@ def verified_digest(source: Path, expected: str) -> str:
     if expected and found != expected:
         raise ModelRefused(
             "weights_digest_mismatch",
-            f"the weights at {source} are not the declared ones: declared {expected}, found {found}. Restore the files, "
-            "or apply the declaration that belongs to them.",
+            f"the weights at {source} are not the declared ones: declared {expected}, found {found}. Restore the "
+            "files, or apply the declaration that belongs to them.",
         )
     return found
 

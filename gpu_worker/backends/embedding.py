@@ -1,0 +1,89 @@
+"""What both embedding engines (torch and onnx) share: token batches in, unit vectors out.
+
+Sentence-transformers' recipe for MiniLM: mean of the last hidden states over real tokens, then L2 normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+
+Tokens = NDArray[np.int64]
+Hidden = NDArray[np.float32]
+Forward = Callable[[Tokens, Tokens], Hidden]
+"""(ids, mask), both (batch, tokens) -> last hidden state (batch, tokens, width)."""
+
+GROUP = 8
+"""Sequences per run of the network: neighbours are padded to the longest, so a small sorted group wastes less."""
+
+DECIMALS = 7
+"""Digits after the point in the answer: float32 holds no more of a unit vector, and the record is half as long."""
+
+
+class Embedding(msgspec.Struct, frozen=True, gc=False):
+    """The `outputs` object."""
+
+    embedding: list[float]
+
+
+class EmbeddingModel:
+    """A loaded embedder: any `forward` between padding and pooling. Implements LoadedModel."""
+
+    def __init__(self, forward: Forward, tokens_max: int, pad_id: int, memory_bytes: int, weights_digest: str) -> None:
+        self._forward = forward
+        self._tokens_max = tokens_max
+        self._pad_id = pad_id
+        self._encode = msgspec.json.Encoder().encode
+        self.memory_bytes = memory_bytes
+        self.weights_digest = weights_digest
+
+    def run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
+        problems = [self._problem(item) for item in batch]
+        usable = [item for item, problem in zip(batch, problems, strict=True) if problem is None]
+        order = sorted(range(len(usable)), key=lambda place: len(usable[place].token_ids or ()))
+        served: dict[int, EngineOutput] = {}
+        for start in range(0, len(order), GROUP):
+            group = order[start : start + GROUP]
+            served.update(zip(group, self._embed([usable[place] for place in group]), strict=True))
+        answers = iter(served[place] for place in range(len(usable)))
+        return [next(answers) if problem is None else problem for problem in problems]
+
+    def _problem(self, item: EngineInput) -> EngineOutput | None:
+        if not item.token_ids:
+            return failed(item, "tokens_missing", "this model needs token ids: Stage 0 must tokenise the text for it.")
+        if len(item.token_ids) > self._tokens_max:
+            message = f"{len(item.token_ids)} tokens, but the model reads at most {self._tokens_max}."
+            return failed(item, "context_length_exceeded", message)
+        return None
+
+    def _embed(self, items: Sequence[EngineInput]) -> list[EngineOutput]:
+        ids, mask = padded([item.token_ids or [] for item in items], self._pad_id)
+        vectors = np.round(mean_pooled(self._forward(ids, mask), mask).astype(np.float64), DECIMALS).tolist()
+        lengths = mask.sum(axis=1).tolist()
+        return [
+            EngineOutput(item.request_id, self._encode(Embedding(vector)), prompt_tokens=length)
+            for item, vector, length in zip(items, vectors, lengths, strict=True)
+        ]
+
+
+def padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tokens, Tokens]:
+    """Sequences of different lengths -> (ids, mask), padded on the right to the longest."""
+    longest = max(map(len, sequences))
+    ids = np.full((len(sequences), longest), pad_id, np.int64)
+    mask = np.zeros((len(sequences), longest), np.int64)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = 1
+    return ids, mask
+
+
+def mean_pooled(hidden: Hidden, mask: Tokens) -> Hidden:
+    """(batch, tokens, width) -> (batch, width) of length 1."""
+    weights = mask[:, :, None].astype(np.float32)
+    mean = (hidden * weights).sum(axis=1) / weights.sum(axis=1)
+    return mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)
