@@ -170,6 +170,19 @@ class DeadLetter(Struct, frozen=True, gc=False):
     component: str = ""
 
 
+class TokenDelta(Struct, frozen=True, gc=False):
+    """Tokens as they are generated (sie.tokens). Provisional: only the Result counts."""
+
+    request_id: str
+    index: int
+    """Place among the deltas of the request, from 0."""
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    provisional: bool = True
+    worker: str = ""
+    incarnation: str = ""
+
+
 class LogRecord(Struct, frozen=True, gc=False):
     """One record read from the log."""
 
