@@ -1,0 +1,70 @@
+"""Where a request goes: which variant answers it and which partition carries it. Pure functions of record and route.
+
+A key always gives the same bucket, so a session stays with one replica and its KV prefix stays warm. The variant of
+a key changes at most once while the share of a variant grows: variants own adjacent ranges of the 10,000 buckets in
+the order of the route, growing shares move one boundary, and everything else stays where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sie_stream.control import VariantRow
+from sie_stream.errors import InvalidRequest, did_you_mean
+from sie_stream.ids import keyed_hash
+
+SHARES = 10_000
+"""Weights of a route add up to this; `bucket = keyed_hash(key, salt) mod 10,000`."""
+
+PRIORITY_LANES: dict[str, int] = {"P0": 0, "P1": 1, "P2": 2}
+
+
+def sticky_key(session: str | None, key: bytes, request_id: str) -> bytes:
+    """What a request sticks to: its session, else its record key, else itself."""
+    if session:
+        return session.encode("utf-8", "surrogatepass")
+    return key or request_id.encode("utf-8", "surrogatepass")
+
+
+def choose_variant(variants: Sequence[VariantRow], sticky: bytes, salt: bytes) -> VariantRow:
+    """The variant whose range holds the key's bucket. `salt` is the instance id: routes split independently.
+
+    The last variant takes what the weights leave over, so a key always has one. Raises InvalidRequest
+    (`no_variant`) if the route has no variant with a weight.
+    """
+    bucket = keyed_hash(sticky, salt) % SHARES
+    above = 0
+    last = None
+    for variant in variants:
+        if variant.weight > 0:
+            above += variant.weight
+            last = variant
+            if bucket < above:
+                return variant
+    if last is None:
+        raise InvalidRequest("no_variant", "the model has no version that takes traffic.", "model")
+    return last
+
+
+def pinned_variant(variants: Sequence[VariantRow], model: str, version: str) -> VariantRow:
+    """The variant that runs `version` (name@version), whatever its weight. Raises InvalidRequest (`unknown_version`)."""
+    for variant in variants:
+        if variant.version == version:
+            return variant
+    known = [variant.version for variant in variants]
+    raise InvalidRequest(
+        "unknown_version",
+        f"model {model!r} has no version {version!r}. Versions: {', '.join(known) or 'none'}."
+        f"{did_you_mean(version, known)} Leave the version out to follow the route.",
+        "model",
+    )
+
+
+def bucket_of(sticky: bytes, width: int) -> int:
+    """Bucket of a key within a lane of `width` partitions. The same for every lane, so priorities share a replica."""
+    return 0 if width == 1 else keyed_hash(sticky, b"bucket") % width
+
+
+def partition_of(lane: int, bucket: int, width: int) -> int:
+    """Partition of a work topic."""
+    return lane * width + bucket
