@@ -1,0 +1,242 @@
+"""Reading partitions that somebody else chose: no group membership, read_committed, explicit positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as ClientPartition
+
+from sie_stream.edge.kafka_config import reader_config
+from sie_stream.edge.kafka_errors import RETRIABLE_CODES, classify, from_exception, logger
+from sie_stream.ids import TopicPartition
+from sie_stream.records import CommittedOffset, LogRecord
+
+LOST_CODES = frozenset((KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION))
+GONE_CODES = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION))
+OFFSET_EARLIEST = -2
+OFFSET_LATEST = -1
+"""Kafka's own numbers in a ListOffsets request; with read_committed, latest is the last stable offset."""
+
+PREFETCH_BYTES = 8 * 1024 * 1024
+PREFETCH_RECORDS = 4_000
+CALL_TIMEOUT_S = 10.0
+
+
+def to_records(messages: Sequence[Message]) -> list[LogRecord]:
+    """Messages without errors, as records (0.5 us each)."""
+    return [
+        LogRecord(
+            m.topic(),  # type: ignore[arg-type]  # None only on errors
+            m.partition(),  # type: ignore[arg-type]
+            m.offset(),  # type: ignore[arg-type]
+            m.timestamp()[1],
+            m.key(),
+            m.value(),
+            tuple(m.headers() or ()),  # type: ignore[arg-type]  # values are bytes or None
+        )
+        for m in messages
+        if m.error() is None
+    ]
+
+
+def poll_messages(consumer: Consumer, records_max: int, wait_ms: int) -> list[Message]:
+    """Waits for the first message only: consume() with a timeout would wait until all `records_max` are there."""
+    try:
+        first = consumer.poll(wait_ms / 1000.0)
+        if first is None:
+            return []
+        messages = [first]
+        if records_max > 1:
+            messages += consumer.consume(records_max - 1, 0)
+    except KafkaException as raised:
+        raise from_exception(raised, "poll") from raised
+    return messages
+
+
+def list_offsets(consumer: Consumer, partitions: Iterable[TopicPartition], spec: int) -> dict[TopicPartition, int]:
+    """One ListOffsets call per broker. `spec`: a timestamp in ms, or OFFSET_EARLIEST, or OFFSET_LATEST."""
+    asked = [ClientPartition(topic, partition, spec) for topic, partition in partitions]
+    if not asked:
+        return {}
+    try:
+        answered = consumer.offsets_for_times(asked, timeout=CALL_TIMEOUT_S)
+    except KafkaException as raised:
+        raise from_exception(raised, "list offsets") from raised
+    found: dict[TopicPartition, int] = {}
+    for one in answered:
+        if one.error is not None:
+            raise classify(one.error, f"list offsets of {one.topic}[{one.partition}]")
+        found[TopicPartition(one.topic, one.partition)] = one.offset
+    return found
+
+
+def committed_offsets(
+    consumer: Consumer, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, CommittedOffset | None]:
+    """Stable committed offsets: librdkafka asks with require_stable under read_committed, and retries."""
+    asked = [ClientPartition(topic, partition) for topic, partition in partitions]
+    if not asked:
+        return {}
+    try:
+        answered = consumer.committed(asked, timeout=CALL_TIMEOUT_S)
+    except KafkaException as raised:
+        raise from_exception(raised, "committed offsets") from raised
+    found: dict[TopicPartition, CommittedOffset | None] = {}
+    for one in answered:
+        if one.error is not None:
+            raise classify(one.error, f"committed offset of {one.topic}[{one.partition}]")
+        place = TopicPartition(one.topic, one.partition)
+        found[place] = CommittedOffset(one.offset, one.metadata or "") if one.offset >= 0 else None
+    return found
+
+
+class LostPositions:
+    """Positions that retention took away: continue at the earliest offset, and remember having done so."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._lost: dict[TopicPartition, tuple[int, int]] = {}
+        self.started_at: dict[TopicPartition, int] = {}
+        """Where each partition was told to start: what was wanted if nothing was read yet."""
+        self.paused: set[TopicPartition] = set()
+
+    def handle(self, message: Message) -> None:
+        """React to an error message of poll(). Raises what the owner must know; survives the rest."""
+        error = message.error()
+        assert error is not None
+        code = error.code()
+        if code in LOST_CODES and message.topic() is not None:
+            self._continue_at_earliest(TopicPartition(message.topic(), message.partition()))  # type: ignore[arg-type]
+        elif code == KafkaError._PARTITION_EOF:
+            pass
+        elif not error.fatal() and (code in GONE_CODES or code in RETRIABLE_CODES or error.retriable()):
+            logger.warning("poll %s[%s]: %s", message.topic(), message.partition(), error.str())
+        elif code == KafkaError._MAX_POLL_EXCEEDED:
+            logger.warning("poll: %s; the group took the partitions away, rejoining", error.str())
+        else:
+            raise classify(error, f"poll {message.topic()}[{message.partition()}]")
+
+    def _continue_at_earliest(self, place: TopicPartition) -> None:
+        position = self._consumer.position([ClientPartition(*place)])[0].offset
+        wanted = position if position >= 0 else self.started_at.get(place, -1)
+        earliest = list_offsets(self._consumer, [place], OFFSET_EARLIEST)[place]
+        # librdkafka has stopped fetching the partition, and refuses to seek a stopped one: assign it anew.
+        restart = ClientPartition(place.topic, place.partition, earliest)
+        try:
+            self._consumer.incremental_unassign([restart])
+            self._consumer.incremental_assign([restart])
+            if place in self.paused:
+                self._consumer.pause([restart])
+        except KafkaException as raised:
+            raise from_exception(raised, f"restart {place.topic}[{place.partition}]") from raised
+        self.started_at[place] = earliest
+        self._lost[place] = (wanted, earliest)
+        logger.warning("%s[%d]: offset %d is gone, continuing at %d", place.topic, place.partition, wanted, earliest)
+
+    def take(self) -> dict[TopicPartition, tuple[int, int]]:
+        lost, self._lost = self._lost, {}
+        return lost
+
+
+class KafkaReader:
+    """Implements ports.LogReader. Positions are its owner's; the group only stores committed offsets."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        overrides: Mapping[str, str] | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        prefetch_records: int = PREFETCH_RECORDS,
+    ) -> None:
+        self._consumer = Consumer(
+            reader_config(bootstrap, group, overrides, prefetch_bytes, prefetch_records), logger=logger
+        )
+        self._positions = LostPositions(self._consumer)
+        self._membership: object = None
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._change(
+            self._consumer.incremental_assign,
+            [ClientPartition(topic, partition, offset) for (topic, partition), offset in positions.items()],
+            "assign",
+        )
+        self._positions.started_at.update(positions)
+
+    def unassign(self, partitions: Iterable[TopicPartition]) -> None:
+        places = list(partitions)
+        self._change(self._consumer.incremental_unassign, [ClientPartition(*place) for place in places], "unassign")
+        for place in places:
+            self._positions.started_at.pop(place, None)
+            self._positions.paused.discard(place)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        places = list(partitions)
+        self._change(self._consumer.pause, [ClientPartition(*place) for place in places], "pause")
+        self._positions.paused.update(places)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        places = list(partitions)
+        self._change(self._consumer.resume, [ClientPartition(*place) for place in places], "resume")
+        self._positions.paused.difference_update(places)
+
+    def _change(
+        self, change: Callable[[list[ClientPartition]], None], partitions: list[ClientPartition], doing: str
+    ) -> None:
+        if not partitions:
+            return
+        try:
+            change(partitions)
+        except KafkaException as raised:
+            raise from_exception(raised, doing) from raised
+
+    def poll(self, records_max: int, wait_ms: int) -> list[LogRecord]:
+        messages = poll_messages(self._consumer, records_max, wait_ms)
+        if not messages:
+            return []
+        records = to_records(messages)
+        if len(records) != len(messages):
+            for message in messages:
+                if message.error() is not None:
+                    self._positions.handle(message)
+        return records
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
+        return committed_offsets(self._consumer, partitions)
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return list_offsets(self._consumer, partitions, OFFSET_EARLIEST)
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return list_offsets(self._consumer, partitions, OFFSET_LATEST)
+
+    def offsets_at(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        found = list_offsets(self._consumer, partitions, max(0, timestamp_ms))
+        none_later = [place for place, offset in found.items() if offset < 0]
+        return found | self.end_offsets(none_later)
+
+    def partitions_of(self, topic: str) -> int:
+        try:
+            found = self._consumer.list_topics(topic, timeout=CALL_TIMEOUT_S).topics.get(topic)
+        except KafkaException as raised:
+            raise from_exception(raised, f"metadata of {topic}") from raised
+        if found is None:
+            return 0
+        if found.error is not None:
+            if found.error.code() in GONE_CODES:
+                return 0
+            raise classify(found.error, f"metadata of {topic}")
+        return len(found.partitions)
+
+    def lost_positions(self) -> dict[TopicPartition, tuple[int, int]]:
+        return self._positions.take()
+
+    def membership(self) -> object:
+        """The group metadata that send_offsets needs: group without members, so it never changes."""
+        if self._membership is None:
+            self._membership = self._consumer.consumer_group_metadata()
+        return self._membership
+
+    def close(self) -> None:
+        self._consumer.close()

@@ -1,0 +1,259 @@
+"""Writing to Kafka: one transactional producer per process, and a plain one for what may be lost or repeated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as ClientPartition
+
+from sie_stream.edge.kafka_config import writer_config
+from sie_stream.edge.kafka_errors import classify, from_exception, kafka_error, logger, retry_until
+from sie_stream.edge.kafka_group import KafkaGroupReader
+from sie_stream.edge.kafka_reader import GONE_CODES, KafkaReader
+from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, Retriable, TransactionAborted
+from sie_stream.ids import TopicPartition
+from sie_stream.ports import GroupReader, LogReader
+from sie_stream.records import CommittedOffset, LogWrite
+
+RECORD_BYTES_MAX = 1_000_000
+QUEUE_BUDGET_S = 10.0
+"""How long a full local queue may hold write() up."""
+UNKNOWN_BUDGET_S = 2.0
+"""How long write() looks for a topic or partition the client has not heard of."""
+
+
+def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
+    """Raises RecordTooLarge if any record (key, value and headers) exceeds the limit."""
+    for write in writes:
+        size = len(write.value or b"") + len(write.key or b"")
+        if write.headers:
+            size += sum(len(name) + len(value) for name, value in write.headers)
+        if size > record_bytes_max:
+            raise RecordTooLarge(f"record of {size} bytes for {write.topic}: at most {record_bytes_max} bytes allowed")
+
+
+def close_producer(producer: Producer) -> None:
+    """Close without waiting for what was never flushed. A fenced or broken producer complains about its past; told."""
+    try:
+        producer.purge()
+        producer.close()
+    except KafkaException as raised:
+        logger.info("close: %s", raised)
+
+
+class _Outbox:
+    """The producer, and the first delivery error since somebody asked."""
+
+    def __init__(self, config: Mapping[str, object], record_bytes_max: int) -> None:
+        self.producer = Producer({**config, "on_delivery": self._delivered}, logger=logger)
+        self.record_bytes_max = record_bytes_max
+        self._failed: LogError | None = None
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = classify(error, f"delivery to {message.topic()}[{message.partition()}]")
+
+    def take_failure(self) -> LogError | None:
+        failed, self._failed = self._failed, None
+        return failed
+
+    def enqueue(self, writes: Iterable[LogWrite]) -> None:
+        """Hand records to librdkafka (about 1 us each). Checks all sizes first, so an oversize one enqueues nothing.
+
+        Raises Retriable (or what classify says) with some records enqueued: callers decide what that means.
+        """
+        batch = writes if isinstance(writes, (list, tuple)) else list(writes)
+        check_sizes(batch, self.record_bytes_max)
+        produce = self.producer.produce
+        for write in batch:
+            partition = -1 if write.partition is None else write.partition
+            try:
+                if write.headers:
+                    produce(write.topic, write.value, write.key, partition, headers=list(write.headers))
+                else:
+                    produce(write.topic, write.value, write.key, partition)
+            except (BufferError, KafkaException) as raised:
+                self._enqueue_slowly(write, partition, raised)
+        self.producer.poll(0)
+
+    def _enqueue_slowly(self, write: LogWrite, partition: int, raised: BufferError | KafkaException) -> None:
+        """Wait for room in the queue, or for the client to learn of a new partition; then try again."""
+        started = time.monotonic()
+        while True:
+            doing = f"write to {write.topic}[{partition}]"
+            budget_s = QUEUE_BUDGET_S
+            if isinstance(raised, KafkaException):
+                if kafka_error(raised).code() not in GONE_CODES:
+                    raise from_exception(raised, doing) from raised
+                self._refresh_metadata(write.topic)
+                budget_s = UNKNOWN_BUDGET_S
+            if time.monotonic() - started >= budget_s:
+                raise Retriable(f"{doing}: {raised}") from raised
+            self.producer.poll(0.02)
+            try:
+                self.producer.produce(write.topic, write.value, write.key, partition, headers=list(write.headers))
+                return
+            except (BufferError, KafkaException) as again:
+                raised = again
+
+    def _refresh_metadata(self, topic: str) -> None:
+        try:
+            self.producer.list_topics(topic, timeout=2.0)
+        except KafkaException as raised:
+            error = from_exception(raised, f"metadata of {topic}")
+            if not isinstance(error, Retriable):
+                raise error from raised
+
+
+class KafkaTransactionalWriter:
+    """Implements ports.TransactionalWriter.
+
+    A transaction is meant to open only to commit, so nothing lingers: commit() flushes at once.
+    `transaction_timeout_ms` is also the budget of commit() and of abort(); init() may wait `init_budget_ms`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        transactional_id: str,
+        transaction_timeout_ms: int = 10_000,
+        overrides: Mapping[str, str] | None = None,
+        record_bytes_max: int = RECORD_BYTES_MAX,
+        init_budget_ms: int = 30_000,
+    ) -> None:
+        config = writer_config(bootstrap, None, record_bytes_max) | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": transaction_timeout_ms,
+            "linger.ms": 1,
+        }
+        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max)
+        self._producer = self._outbox.producer
+        self._budget_ms = transaction_timeout_ms
+        self._init_budget_ms = init_budget_ms
+        self._fenced: Fenced | None = None
+        self._open = False
+        self.transactional_id = transactional_id
+
+    def init(self) -> None:
+        self._call("init_transactions", self._producer.init_transactions, self._init_budget_ms)
+
+    def begin(self) -> None:
+        self._refuse_when_fenced()
+        self._outbox.take_failure()
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as raised:
+            raise self._judge(from_exception(raised, "begin transaction")) from raised
+        self._open = True
+
+    def write(self, writes: Iterable[LogWrite]) -> None:
+        """Raises RecordTooLarge (nothing enqueued, the transaction goes on) or TransactionAborted or Fenced."""
+        self._refuse_when_fenced()
+        try:
+            self._outbox.enqueue(writes)
+        except Retriable as error:
+            raise TransactionAborted(str(error)) from error
+        except LogError as error:
+            raise self._judge(error) from error
+
+    def send_offsets(self, reader: LogReader | GroupReader, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        assert isinstance(reader, (KafkaReader, KafkaGroupReader)), type(reader)
+        self._refuse_when_fenced()
+        if not offsets:
+            return
+        positions = [
+            ClientPartition(topic, partition, committed.offset, committed.metadata)
+            for (topic, partition), committed in offsets.items()
+        ]
+        membership = reader.membership()
+        self._call(
+            "send offsets",
+            lambda timeout_s: self._producer.send_offsets_to_transaction(positions, membership, timeout_s),
+            self._budget_ms,
+        )
+
+    def commit(self) -> None:
+        """Raises TransactionAborted (call abort()), RecordTooLarge (the topic's limit is lower than ours; call
+        abort()), Fenced, or FatalLogError: the outcome is unknown; init() of a new writer settles it."""
+        self._refuse_when_fenced()
+        try:
+            self._call("commit transaction", self._producer.commit_transaction, self._budget_ms)
+        except TransactionAborted as error:
+            failed = self._outbox.take_failure()
+            if isinstance(failed, (Fenced, RecordTooLarge)):
+                raise self._judge(failed) from error
+            raise TransactionAborted(f"{error}; {failed}" if failed else str(error)) from error
+        self._open = False
+
+    def abort(self) -> None:
+        """Nothing happens when no transaction is open."""
+        self._refuse_when_fenced()
+        if not self._open:
+            return
+        self._call("abort transaction", self._producer.abort_transaction, self._budget_ms)
+        self._outbox.take_failure()
+        self._open = False
+
+    def close(self) -> None:
+        """Does not abort: an open transaction ends when the id is taken again, or by its timeout."""
+        close_producer(self._producer)
+
+    def _call(self, doing: str, call: Callable[[float], None], budget_ms: int) -> None:
+        """One transactional call, repeated while the client says that it may be."""
+        self._refuse_when_fenced()
+        deadline = time.monotonic() + budget_ms / 1000.0
+
+        def attempt() -> None:
+            try:
+                call(max(0.1, deadline - time.monotonic()))
+            except KafkaException as raised:
+                raise self._judge(from_exception(raised, f"{doing} of {self.transactional_id}")) from raised
+
+        try:
+            retry_until(budget_ms, attempt)
+        except Retriable as error:
+            raise FatalLogError(f"{error}; gave up after {budget_ms} ms") from error
+
+    def _judge(self, error: LogError) -> LogError:
+        if isinstance(error, Fenced):
+            self._fenced = error
+        return error
+
+    def _refuse_when_fenced(self) -> None:
+        if self._fenced is not None:
+            raise Fenced(str(self._fenced))
+
+
+class KafkaPlainWriter:
+    """Implements ports.PlainWriter: idempotent, outside transactions."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        overrides: Mapping[str, str] | None = None,
+        record_bytes_max: int = RECORD_BYTES_MAX,
+        delivery_timeout_ms: int = 30_000,
+    ) -> None:
+        config = writer_config(bootstrap, None, record_bytes_max) | {
+            "linger.ms": 2,
+            "message.timeout.ms": delivery_timeout_ms,
+        }
+        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max)
+
+    def write(self, writes: Iterable[LogWrite]) -> None:
+        """Raises RecordTooLarge with nothing enqueued, or Retriable with the records before the failing one sent."""
+        self._outbox.enqueue(writes)
+
+    def flush(self, wait_ms: int) -> None:
+        """Raises the first delivery error since the last flush, or Retriable when records are still on their way."""
+        left = self._outbox.producer.flush(wait_ms / 1000.0)
+        failed = self._outbox.take_failure()
+        if failed is not None:
+            raise failed
+        if left:
+            raise Retriable(f"{left} records not delivered within {wait_ms} ms")
+
+    def close(self) -> None:
+        close_producer(self._outbox.producer)
