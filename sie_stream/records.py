@@ -223,4 +223,11 @@ def header(headers: Headers, name: str) -> bytes | None:
 REQUEST_ID_HEADER = "sie-request-id"
 TRACEPARENT_HEADER = "traceparent"
 
-request_decoder = msgspec.json.Decoder(InferenceRequest)
+
+class _RequestJson(InferenceRequest, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """msgspec refuses every object for a field of type `Raw | None`. An explicit null arrives as Raw(b"null")."""
+
+    parameters: Raw = None  # type: ignore[assignment]  # absent; a default is not checked against the type
+
+
+request_decoder: msgspec.json.Decoder[InferenceRequest] = msgspec.json.Decoder(_RequestJson)

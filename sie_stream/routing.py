@@ -47,7 +47,10 @@ def choose_variant(variants: Sequence[VariantRow], sticky: bytes, salt: bytes) -
 
 
 def pinned_variant(variants: Sequence[VariantRow], model: str, version: str) -> VariantRow:
-    """The variant that runs `version` (name@version), whatever its weight. Raises InvalidRequest (`unknown_version`)."""
+    """The variant that runs `version` (name@version), whatever its weight.
+
+    Raises InvalidRequest (`unknown_version`), naming the versions there are.
+    """
     for variant in variants:
         if variant.version == version:
             return variant
