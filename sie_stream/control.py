@@ -232,6 +232,8 @@ class ModelLaunch(Struct, frozen=True):
     """Path of tokenizer.json, empty for models without text."""
     pre_warmup: tuple[str, ...] = ()
     """Inputs objects (JSON texts) run before the replica is ready."""
+    output_serializer: Literal["avro", "json"] = "avro"
+    """Form of the copies on the bound output topic."""
 
 
 class ModelRow(Struct, frozen=True):
