@@ -1,0 +1,101 @@
+# SIE-Stream. `make` alone explains itself.
+#
+# Needs: Python 3.11+ with venv, and make. No Java, no Maven, no Docker.
+#   PYTHON=python3.12 make setup        another interpreter
+#   TORCH_WHEELS=dir make setup         take torch from a folder of wheels (a CPU build is 190 MB instead of 4.7 GB)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+PYTHON ?= python3
+TORCH_WHEELS ?= $(wildcard ../shared/wheels)
+SEED ?=
+SCENARIO ?=
+UV_VERSION := 0.13.9
+BIN := .venv/bin
+CODE := sie_stream topics schemas processors scheduler gpu_worker zoo tests
+
+# Stamps live inside what they vouch for, so removing an environment removes its stamp.
+READY := .venv/.ready
+BENCH_READY := .venv-bench/.ready
+
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  Settings: PYTHON=python3.12  TORCH_WHEELS=dir  SEED=7  SCENARIO=name"
+
+.PHONY: setup
+setup: $(READY) ## Create .venv with pinned packages, and fetch Kafka (again only when pins change)
+
+$(READY): pyproject.toml requirements.lock
+	@. .ci/environment.sh
+	require_python "$(PYTHON)"
+	create_environment "$(PYTHON)" .venv "$(UV_VERSION)"
+	say "installing the pinned packages into .venv"
+	install_project "$(TORCH_WHEELS)"
+	say "preparing the embedded Kafka broker"
+	$(BIN)/python -m sie_stream.edge.broker
+	touch $@
+	say "ready; try: make demo"
+
+.PHONY: models
+models: $(READY) ## Train and convert the models of the demo into .models (cached)
+	@$(BIN)/python -m zoo.build
+
+.PHONY: demo
+demo: models ## The whole system with real models on real Kafka; kills a worker and proves that nothing was lost
+	@exec $(BIN)/sie-stream demo
+
+.PHONY: check
+check: $(READY) ## Format, lint, types, unit and architecture tests; under a minute
+	@. .ci/environment.sh
+	stage "format"; $(BIN)/ruff format --check $(CODE)
+	stage "lint"; $(BIN)/ruff check $(CODE)
+	stage "types"; $(BIN)/pyright
+	stage "unit and architecture"; run_tests tests/unit tests/architecture
+
+.PHONY: test
+test: check models ## Every test: check, then contract, simulation, integration and chaos
+	@. .ci/environment.sh
+	for suite in contract simulation integration chaos; do
+		stage "$$suite"
+		run_tests "tests/$$suite"
+	done
+	say "all stages passed"
+
+.PHONY: format
+format: $(READY) ## Format the code and fix what the linter can fix
+	@$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+.PHONY: sim
+sim: $(READY) ## Deterministic simulation of one world: make sim SEED=7 SCENARIO=worker_crash
+	@$(BIN)/python -m sie_stream.sim.main $(if $(SEED),--seed $(SEED)) $(if $(SCENARIO),--scenario $(SCENARIO))
+
+.PHONY: bench
+bench: models $(BENCH_READY) ## Measure against raw Kafka clients, Faust and Quix Streams in one run
+	@exec $(BIN)/python -m tests.bench.main --peers-python .venv-bench/bin/python
+
+$(BENCH_READY): requirements-bench.lock $(READY)
+	@. .ci/environment.sh
+	say "installing the peers of the benchmark into .venv-bench"
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-bench
+	$(BIN)/uv pip install --quiet --python .venv-bench/bin/python --requirements requirements-bench.lock
+	touch $@
+
+.PHONY: lock
+lock: $(READY) ## Refresh requirements.lock and requirements-bench.lock from pyproject.toml
+	@. .ci/environment.sh
+	compile_locks
+
+.PHONY: clean
+clean: ## Remove environments, models, state and caches (not the downloads in ~/.cache)
+	@rm -rf .venv .venv-bench .models .sie .pytest_cache .ruff_cache .hypothesis build dist bench-results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
