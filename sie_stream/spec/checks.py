@@ -1,0 +1,219 @@
+"""How the fields of one declaration, and the declarations of one file, must go together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from sie_stream.input_schema import InputValidator, InvalidInput, compile_schema, schema_problems
+from sie_stream.problems import Problem, closest
+from sie_stream.spec.model import SOURCE_SCHEMES, ModelSpec
+
+BASELINES_MIN = 3
+TEXT_FIELDS = {"text-generation": "prompt", "embedding": "text"}
+"""The input that plain text fills, for service types whose inputs need no schema."""
+
+
+class Finding(NamedTuple):
+    """A problem at a canonical location. `reads`: top-level fields it depends on. `within`: path below the field."""
+
+    location: tuple[str | int, ...]
+    value: object
+    message: str
+    reads: tuple[str, ...]
+    allowed: tuple[str, ...] = ()
+    nearest: str | None = None
+    within: str = ""
+
+
+def findings(spec: ModelSpec, backends: tuple[str, ...] | None) -> list[Finding]:
+    """Everything that is wrong with fields that are each fine alone. `backends`: names that may be used; None: any."""
+    found = [finding for check in _CHECKS for finding in check(spec)]
+    if backends is not None and spec.backend.name not in backends:
+        message = f"{spec.backend.name!r} is not an installed backend."
+        guess = closest(spec.backend.name, backends)
+        found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, guess))
+    return found
+
+
+def text_field(spec: ModelSpec) -> str | None:
+    """The input that plain text fills (`value_deserializer: string`, warm-up prompts), or None."""
+    if spec.input_schema is not None and not schema_problems(spec.input_schema, ""):
+        return compile_schema(spec.input_schema).text_field
+    return TEXT_FIELDS.get(spec.service_type)
+
+
+def _source(spec: ModelSpec) -> Iterator[Finding]:
+    scheme, separator, rest = spec.source.uri.partition("://")
+    if separator and scheme not in SOURCE_SCHEMES:
+        message = f"{scheme!r} is not a kind of source; plain paths need no scheme."
+        allowed = tuple(f"{known}://" for known in SOURCE_SCHEMES)
+        guess = closest(f"{scheme}://", allowed)
+        yield Finding(("source", "uri"), spec.source.uri, message, ("source",), allowed, guess)
+    elif separator and not rest:
+        yield Finding(("source", "uri"), spec.source.uri, f"names nothing after {scheme}://.", ("source",))
+
+
+def _replicas(spec: ModelSpec) -> Iterator[Finding]:
+    low, high = spec.replicas.min, spec.replicas.max
+    if low > high:
+        message = f"the least number of replicas ({low}) is above the most ({high}); raise one or lower the other."
+        yield Finding(("replicas", "min"), low, message, ("replicas",), (f"<= {high}",))
+
+
+def _tier(spec: ModelSpec) -> Iterator[Finding]:
+    if spec.tier == "tier-0" and spec.priority_level != "P0":
+        message = (
+            f"tier-0 takes only P0, and this model is {spec.priority_level}; set priority_level P0 or another tier."
+        )
+        yield Finding(("tier",), spec.tier, message, ("tier", "priority_level"), ("tier-1", "tier-2"))
+
+
+def _batches(spec: ModelSpec) -> Iterator[Finding]:
+    sizes = spec.batch_sizes.preferred
+    for index, size in enumerate(sizes):
+        at = ("batch_sizes", "preferred", index)
+        if size > spec.batch_sizes.max:
+            message = f"a preferred batch of {size} is above the largest batch, {spec.batch_sizes.max}."
+            yield Finding(at, size, message, ("batch_sizes",), (f"<= {spec.batch_sizes.max}",))
+        if index and size <= sizes[index - 1]:
+            yield Finding(at, size, "preferred sizes must rise, each once.", ("batch_sizes",))
+
+
+def _baselines(spec: ModelSpec) -> Iterator[Finding]:
+    sizes = [baseline.batch_size for baseline in spec.baselines]
+    distinct = len(dict.fromkeys(sizes))
+    for index, size in enumerate(sizes):
+        if size in sizes[:index]:
+            message = f"batch size {size} is measured twice."
+            yield Finding(("baselines", index, "batch_size"), size, message, ("baselines",))
+    if sizes and distinct < BASELINES_MIN:
+        message = f"measured at {distinct} batch size(s); at least {BASELINES_MIN} different ones, or none at all."
+        yield Finding(("baselines",), sizes, message, ("baselines",))
+
+
+def _repeats(spec: ModelSpec) -> Iterator[Finding]:
+    for name in ("tags", "preferred_precision"):
+        values = getattr(spec, name)
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                yield Finding((name, index), value, f"{value!r} is listed twice.", (name,))
+
+
+def _lengths(spec: ModelSpec) -> Iterator[Finding]:
+    longest, context = spec.max_seq_len, spec.supported_context_length
+    if longest is not None and context is not None and longest > context:
+        message = f"longer than the supported context of {context} tokens."
+        reads = ("max_seq_len", "supported_context_length")
+        yield Finding(("max_seq_len",), longest, message, reads, (f"<= {context}",))
+
+
+def _pooled(spec: ModelSpec) -> Iterator[Finding]:
+    if spec.fusion == "pooled" and spec.output_schema is None and spec.service_type != "text-generation":
+        message = "pooled needs something for Stage 2 to do: an output_schema to check, or text to detokenise."
+        reads = ("fusion", "output_schema", "service_type")
+        yield Finding(("fusion",), spec.fusion, message, reads, ("auto", "fused"))
+
+
+def _topics(spec: ModelSpec) -> Iterator[Finding]:
+    source, target = spec.kafka_input, spec.kafka_output
+    if source and target and (source.topic, source.bootstrap_servers) == (target.topic, target.bootstrap_servers):
+        message = "results would be read back as requests, without end; use another topic."
+        yield Finding(("kafka_output", "topic"), target.topic, message, ("kafka_input", "kafka_output"))
+    if source and source.value_deserializer == "string" and text_field(spec) is None:
+        message = "'string' needs a model with one text input: input_schema with a single (required) string property."
+        at = ("kafka_input", "value_deserializer")
+        reads = ("kafka_input", "input_schema", "service_type")
+        yield Finding(at, "string", message, reads, ("json", "avro", "request-json", "request-avro"))
+
+
+def _schemas(spec: ModelSpec) -> Iterator[Finding]:
+    for name in ("input_schema", "output_schema"):
+        schema = getattr(spec, name)
+        for problem in schema_problems(schema, "") if schema is not None else ():
+            yield Finding(
+                (name,), problem.value, problem.message, (name,), problem.allowed, problem.nearest, problem.path
+            )
+
+
+def _warmups(spec: ModelSpec) -> Iterator[Finding]:
+    if not spec.pre_warmup or (spec.input_schema is not None and schema_problems(spec.input_schema, "")):
+        return
+    validator = None if spec.input_schema is None else compile_schema(spec.input_schema)
+    for index, inputs in enumerate(spec.pre_warmup):
+        message = _warmup_fault(spec, validator, inputs)
+        if message:
+            yield Finding(("pre_warmup", index), inputs, message, ("pre_warmup", "input_schema", "service_type"))
+
+
+def _warmup_fault(spec: ModelSpec, validator: InputValidator | None, inputs: object) -> str:
+    if isinstance(inputs, str):
+        return "" if text_field(spec) else "this model has no single text input; give an inputs object."
+    if validator is None:
+        return ""
+    try:
+        validator.check(msgspec.json.encode(inputs))
+    except InvalidInput as error:
+        return f"does not fit input_schema: {error}"
+    return ""
+
+
+def _rollout(spec: ModelSpec) -> Iterator[Finding]:
+    steps = spec.rollout.steps
+    if any(later <= earlier for earlier, later in itertools.pairwise(steps)) or steps[-1] != 100:
+        message = "steps are percentages that rise and end at 100, such as [10, 20, 50, 100]."
+        yield Finding(("rollout", "steps"), list(steps), message, ("rollout",))
+
+
+def _lora(spec: ModelSpec) -> Iterator[Finding]:
+    if spec.lora is not None and spec.lora.base == spec.name:
+        yield Finding(("lora", "base"), spec.lora.base, "a model cannot be an adapter over itself.", ("lora", "name"))
+
+
+def _probes(spec: ModelSpec) -> Iterator[Finding]:
+    for name in ("startup", "readiness", "liveness"):
+        probe = getattr(spec.probes, name)
+        if probe is not None and probe.timeout_ms > probe.period_ms:
+            message = (
+                f"a check may take {probe.timeout_ms} ms, longer than the {probe.period_ms} ms between two checks."
+            )
+            yield Finding(("probes", name, "timeout_ms"), probe.timeout_ms, message, ("probes",))
+
+
+_CHECKS: Sequence[Callable[[ModelSpec], Iterable[Finding]]] = (
+    _source, _replicas, _tier, _batches, _baselines, _repeats, _lengths, _pooled, _topics, _schemas, _warmups, _rollout,
+    _lora, _probes,
+)  # fmt: skip
+
+
+def topic_key(name: str) -> str:
+    """Kafka's metrics cannot tell `.` from `_`, so two names with one key must not both become topics."""
+    return name.replace(".", "_")
+
+
+def colliding(name: str, others: Iterable[str]) -> str | None:
+    """The first other name that Kafka would confuse with `name`."""
+    key = topic_key(name)
+    return next((other for other in others if other != name and topic_key(other) == key), None)
+
+
+def set_problems(specs: Sequence[tuple[str, ModelSpec]]) -> list[Problem]:
+    """Declarations, with where each stands, that cannot be applied together."""
+    problems: list[Problem] = []
+    names: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for where, spec in specs:
+        if spec.at_version in places:
+            message = f"{spec.at_version} is declared twice, also in {places[spec.at_version]}."
+            problems.append(Problem("model_id", spec.name, message, where=where))
+        places.setdefault(spec.at_version, where)
+        other = names.setdefault(topic_key(spec.name), spec.name)
+        if other != spec.name:
+            message = (
+                f"{spec.name!r} and {other!r} differ only in '.' and '_', which Kafka's metrics cannot tell apart."
+            )
+            problems.append(Problem("model_id", spec.name, message, nearest=spec.name.replace(".", "-"), where=where))
+    return problems

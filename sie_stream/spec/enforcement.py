@@ -1,0 +1,27 @@
+"""Which fields of a declaration some code acts on today. `describe` shows the others as "not enforced yet"."""
+
+from __future__ import annotations
+
+from sie_stream.spec.model import ModelSpec
+
+# Add a field here in the change that makes it count.
+ENFORCED = frozenset(
+    {
+        "name", "version", "source", "backend", "min_gpu_memory_mb", "batch_sizes", "tokenizer", "input_schema",
+        "output_schema", "service_type", "priority_level", "deadline_ms", "replicas", "quota", "pre_warmup",
+        "kafka_input", "kafka_output", "fusion", "ordering",
+    }
+)  # fmt: skip
+# For people; nothing to enforce.
+INFORMATIVE = frozenset({"description", "labels"})
+
+
+def not_enforced(spec: ModelSpec) -> list[str]:
+    """Fields that the declaration sets (to something else than the default) and that nothing acts on, in spec order."""
+    return [
+        name
+        for name, info in ModelSpec.model_fields.items()
+        if name not in ENFORCED
+        and name not in INFORMATIVE
+        and getattr(spec, name) != info.get_default(call_default_factory=True)
+    ]
