@@ -52,9 +52,12 @@ class InputValidator:
             fast.decoder.decode(raw)
             if fast.skips:
                 self._untyped.decode(raw)
-        except (ValueError, RecursionError) as refusal:  # msgspec's errors and UnicodeDecodeError are ValueErrors
-            check_exact(self._root, bytes(raw))
-            raise InvalidInput("not_json", f"the inputs cannot be read: {refusal}.") from refusal
+            return
+        except (ValueError, RecursionError) as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+            refusal = str(error)
+        # Outside the handler: the exact error stands alone in a traceback, without msgspec's shorter one above it.
+        check_exact(self._root, bytes(raw))
+        raise InvalidInput("not_json", f"the inputs cannot be read: {refusal}.")
 
     def check_exact(self, raw: bytes) -> None:
         """The slow twin of `check`: same verdict, no fast path."""
