@@ -37,6 +37,12 @@ class LogReader(Protocol):
         """
         ...
 
+    def position(self, partition: TopicPartition) -> int:
+        """One past everything poll() has returned or skipped: at the end of the partition it equals the end offset, also
+        when the last offsets are transaction markers or aborted records (which a reader never sees).
+        """
+        ...
+
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """Committed positions of this reader's group. Waits while an open transaction makes them unstable."""
         ...

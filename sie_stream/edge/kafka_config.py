@@ -43,7 +43,8 @@ def reader_config(
         "enable.auto.offset.store": False,
         # A lost position is a fact to be reported, never silently "latest".
         "auto.offset.reset": "error",
-        "enable.partition.eof": False,
+        # position() needs to know when the end is reached behind markers, which are never returned.
+        "enable.partition.eof": True,
         "queued.max.messages.kbytes": max(1, prefetch_bytes // 1024),
         "queued.min.messages": prefetch_records,
         "fetch.max.bytes": prefetch_bytes,

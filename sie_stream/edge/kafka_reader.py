@@ -100,6 +100,8 @@ class LostPositions:
         self.started_at: dict[TopicPartition, int] = {}
         """Where each partition was told to start: what was wanted if nothing was read yet."""
         self.paused: set[TopicPartition] = set()
+        self.ends: dict[TopicPartition, int] = {}
+        """Where the end of a partition was last reached: past markers and aborted records, which are never returned."""
 
     def handle(self, message: Message) -> None:
         """React to an error message of poll(). Raises what the owner must know; survives the rest."""
@@ -109,7 +111,7 @@ class LostPositions:
         if code in LOST_CODES and message.topic() is not None:
             self._continue_at_earliest(TopicPartition(message.topic(), message.partition()))  # type: ignore[arg-type]
         elif code == KafkaError._PARTITION_EOF:
-            pass
+            self.ends[TopicPartition(message.topic(), message.partition())] = message.offset()  # type: ignore[arg-type]
         elif not error.fatal() and (code in GONE_CODES or code in RETRIABLE_CODES or error.retriable()):
             logger.warning("poll %s[%s]: %s", message.topic(), message.partition(), error.str())
         elif code == KafkaError._MAX_POLL_EXCEEDED:
@@ -169,6 +171,7 @@ class KafkaReader:
         self._change(self._consumer.incremental_unassign, [ClientPartition(*place) for place in places], "unassign")
         for place in places:
             self._positions.started_at.pop(place, None)
+            self._positions.ends.pop(place, None)
             self._positions.paused.discard(place)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -201,6 +204,11 @@ class KafkaReader:
                 if message.error() is not None:
                     self._positions.handle(message)
         return records
+
+    def position(self, partition: TopicPartition) -> int:
+        returned = self._consumer.position([ClientPartition(*partition)])[0].offset
+        start = self._positions.started_at.get(partition, 0)
+        return max(returned if returned >= 0 else start, self._positions.ends.get(partition, 0))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         return committed_offsets(self._consumer, partitions)

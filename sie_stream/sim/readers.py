@@ -104,6 +104,9 @@ class SimReader:
         self._positions[place] = position
         return position >= partition.lso
 
+    def position(self, partition: TopicPartition) -> int:
+        return self._positions[partition]
+
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         self._cluster.enter("committed", self.client)
         return self._cluster.stable_offsets(self.group, list(partitions))

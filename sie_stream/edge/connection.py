@@ -1,0 +1,48 @@
+"""How tools find Kafka: a flag, the environment, or the `sie-stream up` that runs in this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from sie_stream.edge.env_settings import load_settings
+from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader
+from sie_stream.edge.supervisor import RunState
+from sie_stream.errors import ConfigError
+from sie_stream.settings import Settings
+
+
+class NotRunning(ConfigError):
+    """No Kafka to talk to."""
+
+    code = "not_running"
+
+
+class Connection:
+    """Settings with a known bootstrap, and the clients made from them."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.bootstrap_servers, "use Connection.open"
+        self.settings = settings
+
+    @classmethod
+    def open(cls, bootstrap_servers: str | None = None) -> Self:
+        """Raises NotRunning when neither a flag, nor the environment, nor a local run says where Kafka is."""
+        settings = load_settings({"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {})
+        if settings.bootstrap_servers:
+            return cls(settings)
+        state = RunState.load(Path(settings.state_dir))
+        if state is None:
+            raise NotRunning(
+                f"no running SIE-Stream found in {settings.state_dir!r}. Start one with `sie-stream up --detach`, or name a "
+                "Kafka cluster with --bootstrap-servers or SIE_STREAM_BOOTSTRAP_SERVERS."
+            )
+        return cls(msgspec.structs.replace(settings, bootstrap_servers=state.bootstrap_servers))
+
+    def reader(self, group: str = "sie-stream-tools") -> KafkaReader:
+        return KafkaReader(self.settings.bootstrap_servers, group, overrides=self.settings.client_overrides)
+
+    def plain_writer(self) -> KafkaPlainWriter:
+        return KafkaPlainWriter(self.settings.bootstrap_servers, overrides=self.settings.client_overrides)
