@@ -26,19 +26,9 @@ Range = tuple[int, int]
 """Offsets from the first (included) to the second (not included)."""
 
 
-def payload_bound(span: int, runs: int) -> int:
-    """Most payload bytes that any finished set can need: offsets within `span` of the base, in at most `runs` runs.
-
-    The bitset takes span/8 bytes. A run takes two varints; a varint v takes a byte more for each power of 128 it
-    reaches, and since all varints add up to at most `span`, no more than span/128 of them reach 128, and so on.
-    """
-    varints = 2 * runs
-    run_bytes = varints
-    reached = span >> 7
-    while reached:
-        run_bytes += min(varints, reached)
-        reached >>= 7
-    return min((span + 7) // 8, run_bytes)
+def varint_bytes(value: int) -> int:
+    """Bytes of `value` as a LEB128 varint. varint_bytes(a + b) <= varint_bytes(a) + varint_bytes(b)."""
+    return 1 if value < 128 else (value.bit_length() + 6) // 7
 
 
 def encode(base: int, finished: Sequence[Range]) -> str:

@@ -2,7 +2,14 @@
 
 Batches finish out of order. Committable is the lowest unfinished offset; finished offsets above it travel in the
 commit's metadata, so the next owner skips them. Losing one of those would mean processing it twice, so the metadata
-must always fit: starting stops while the worst that could happen to what is open still fits (see may_start).
+must always fit, and the ledger refuses to start what could make it overflow.
+
+Why it always fits. Whatever finishes, the run lengths lie between points out of the started offsets, and a varint of a
+sum is no longer than the varints of its parts; so the runs never take more than one varint for each step from one
+started offset to the next (plus those of earlier owners), and the bitset never more than a bit for each offset. Both
+bounds only fall while nothing is started. A start that would lift both above what fits is refused, unless nothing is
+open: then finishing that offset can only shorten the text.
+
 Offsets that no reader ever sees (transaction markers, aborted records, compaction) are never started and never block.
 """
 
@@ -11,15 +18,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
-from operator import lt
 
-from sie_stream.offset_metadata import METADATA_CHARS_MAX, PAYLOAD_BYTES_MAX, Range, decode, encode, payload_bound
+from sie_stream.offset_metadata import METADATA_CHARS_MAX, PAYLOAD_BYTES_MAX, Range, decode, encode, varint_bytes
 from sie_stream.records import CommittedOffset
 
 OPEN_MAX = 2_048
 PAYLOAD_BYTES_STOP = PAYLOAD_BYTES_MAX * 3 // 4
-"""Starting stops when the worst case would need more: 75 % of what fits."""
+"""may_start turns False here, so that records already fetched still find room."""
 
 
 class OffsetLedger:
@@ -30,18 +35,22 @@ class OffsetLedger:
     """
 
     __slots__ = (
+        "_done_bytes",
         "_done_ends",
         "_done_firsts",
+        "_done_from",
         "_encoded",
+        "_run_bytes",
         "_started",
         "_unfinished",
         "assignment_epoch",
         "metadata_understood",
         "next_offset",
         "open_max",
+        "refused",
     )
 
-    def __init__(self, assignment_epoch: int, next_offset: int, open_max: int = OPEN_MAX) -> None:
+    def __init__(self, next_offset: int, open_max: int = OPEN_MAX, assignment_epoch: int = 0) -> None:
         assert next_offset >= 0, next_offset
         assert open_max >= 1, open_max
         self.assignment_epoch = assignment_epoch
@@ -49,26 +58,36 @@ class OffsetLedger:
         """Lowest offset not yet started or skipped."""
         self.open_max = open_max
         self.metadata_understood = True
+        self.refused = False
+        """start() refused an offset, and refuses all until reread(): the owner must read again from next_offset."""
         self._started: deque[int] = deque()
         """Started offsets from the lowest unfinished one on; the first is always unfinished."""
         self._unfinished: set[int] = set()
+        self._run_bytes = 0
+        """Varint bytes of the steps between started offsets, and of the one behind the last."""
         self._done_firsts: list[int] = []
         self._done_ends: list[int] = []
         """Ranges finished by earlier owners, above the committable offset."""
+        self._done_bytes = 0
+        self._done_from = next_offset
+        """Varint bytes of those ranges, the first gap counted from `_done_from`."""
         self._encoded: str | None = None
 
     @classmethod
-    def resume(cls, assignment_epoch: int, committed: CommittedOffset, open_max: int = OPEN_MAX) -> OffsetLedger:
+    def resume(cls, committed: CommittedOffset, open_max: int = OPEN_MAX, assignment_epoch: int = 0) -> OffsetLedger:
         """Continue where the last owner committed. Metadata that cannot be trusted: redo from there, skip nothing.
 
         `metadata_understood` is False then, so that the owner can say so.
         """
-        ledger = cls(assignment_epoch, committed.offset, open_max)
+        ledger = cls(committed.offset, open_max, assignment_epoch)
         ranges = decode(committed.offset, committed.metadata)
         ledger.metadata_understood = ranges is not None
+        at = committed.offset
         for first, end in ranges or ():
             ledger._done_firsts.append(first)
             ledger._done_ends.append(end)
+            ledger._done_bytes += varint_bytes(first - at) + varint_bytes(end - first)
+            at = end
         return ledger
 
     # ------------------------------------------------------------ questions
@@ -87,6 +106,18 @@ class OffsetLedger:
     def full(self) -> bool:
         return len(self._unfinished) >= self.open_max
 
+    @property
+    def may_start(self) -> bool:
+        """False: pause the partition until something finishes. Always True when nothing is open.
+
+        After a refusal the owner may reread() once this is True again.
+        """
+        if not self._unfinished:
+            return True
+        if len(self._unfinished) >= self.open_max:
+            return False
+        return self._payload_bound(self.next_offset) <= PAYLOAD_BYTES_STOP
+
     def is_done(self, offset: int) -> bool:
         """An earlier owner finished this offset and committed its result."""
         if not self._done_firsts:
@@ -94,71 +125,60 @@ class OffsetLedger:
         at = bisect_right(self._done_firsts, offset) - 1
         return at >= 0 and offset < self._done_ends[at]
 
-    def may_start(self, offset: int) -> bool:
-        """Whether `offset` may be started now. False: pause the partition until something finishes."""
-        return self.startable((offset,)) == 1
-
-    def startable(self, offsets: Sequence[int]) -> int:
-        """How many of the leading `offsets` (rising, none of them done) may be started now.
-
-        When nothing is open the first one always may: finishing it can only shorten the metadata.
-        """
-        count = min(len(offsets), self.open_max - len(self._unfinished))
-        if count <= 0 or self._fits(offsets, count):
-            return max(0, count)
-        low, high = (1 if not self._unfinished else 0), count
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if self._fits(offsets, middle):
-                low = middle
-            else:
-                high = middle
-        return low
-
-    def _fits(self, offsets: Sequence[int], count: int) -> bool:
-        """Would the metadata fit whatever finishes, after starting `count` of `offsets`?
-
-        Between two finished runs there is an open offset, so n started offsets make at most n/2 runs, besides those of
-        earlier owners. Later the committable offset only rises, which shortens everything: the bound holds until the
-        next start.
-        """
-        base = self._started[0] if self._started else offsets[0]
-        last = offsets[count - 1] + 1
-        if self._done_ends:
-            last = max(last, self._done_ends[-1])
-        runs = (len(self._started) + count) // 2 + len(self._done_firsts)
-        return payload_bound(last - base, runs) <= PAYLOAD_BYTES_STOP
+    def _payload_bound(self, offset: int) -> int:
+        """Most payload bytes that any outcome can need once `offset` is started too."""
+        last = self._started[-1]
+        run_bytes = self._run_bytes + varint_bytes(offset - last) + self._done_bytes
+        end = max(offset + 1, self._done_ends[-1]) if self._done_ends else offset + 1
+        return min(run_bytes, (end - self._started[0] + 7) // 8)
 
     # ------------------------------------------------------------ progress
 
-    def start(self, offset: int) -> None:
-        """Take up one record; may_start(offset) must hold."""
-        self.start_many((offset,))
+    def start(self, offset: int) -> bool:
+        """Take up one record. False: do not process it, for an earlier owner has, or because it was refused.
 
-    def start_many(self, offsets: Sequence[int]) -> None:
-        """Take up records in rising order; startable(offsets) must be all of them."""
-        if not offsets:
-            return
-        assert offsets[0] >= self.next_offset, (offsets[0], self.next_offset)
-        assert all(map(lt, offsets, islice(offsets, 1, None))), "offsets must rise"
-        assert self.startable(offsets) == len(offsets), "pause the partition before it overflows"
-        if self._done_firsts:
-            assert not any(map(self.is_done, offsets)), "skip what is done"
-        self._started.extend(offsets)
-        self._unfinished.update(offsets)
-        self.next_offset = offsets[-1] + 1
-        # With nothing open before, the committable offset has just moved over a gap, and so has the text's base.
-        self._encoded = None
+        After a refusal (see `refused`) the ledger is still right: committable does not pass what was refused.
+        """
+        if offset < self.next_offset:
+            raise ValueError(f"offset {offset} was started or skipped already; next is {self.next_offset}")
+        if self.refused:
+            return False
+        if self._done_firsts and self.is_done(offset):
+            self._move_to(offset + 1)
+            return False
+        started = self._started
+        if started:
+            step = offset - started[-1]
+            self._run_bytes += 1 if step < 128 else varint_bytes(step)
+            if self._run_bytes + self._done_bytes > PAYLOAD_BYTES_MAX and self._overflows(offset):
+                self._run_bytes -= varint_bytes(step)
+                self.refused = True
+                return False
+        else:
+            # The committable offset moves over the gap before this record.
+            self._run_bytes = 1
+            self._encoded = None
+        started.append(offset)
+        self._unfinished.add(offset)
+        self.next_offset = offset + 1
         if self._done_firsts:
             self._forget_done()
+        return True
 
-    def skip(self, offset: int) -> None:
-        """Pass over a record that an earlier owner finished."""
-        assert offset >= self.next_offset, (offset, self.next_offset)
-        assert self.is_done(offset), offset
-        self.next_offset = offset + 1
-        self._encoded = None
-        self._forget_done()
+    def start_many(self, offsets: Sequence[int]) -> list[int]:
+        """As start, for many in rising order; returns those to be processed."""
+        start = self.start
+        return [offset for offset in offsets if start(offset)]
+
+    def _overflows(self, offset: int) -> bool:
+        """The runs may not fit any more: would the bitset?"""
+        end = max(offset + 1, self._done_ends[-1]) if self._done_ends else offset + 1
+        return (end - self._started[0] + 7) // 8 > PAYLOAD_BYTES_MAX
+
+    def reread(self) -> int:
+        """The owner reads again from the returned offset, after a refusal and once may_start allows."""
+        self.refused = False
+        return self.next_offset
 
     def finish(self, offset: int) -> None:
         """The record's terminal outcome is ready to be committed. Raises KeyError when the offset is not open."""
@@ -176,21 +196,39 @@ class OffsetLedger:
     def _advance(self) -> None:
         started = self._started
         unfinished = self._unfinished
-        while started and started[0] not in unfinished:
-            started.popleft()
         self._encoded = None
+        if not started or started[0] in unfinished:
+            return
+        while started:
+            first = started[0]
+            if first in unfinished:
+                break
+            started.popleft()
+            if started:
+                step = started[0] - first
+                self._run_bytes -= 1 if step < 128 else varint_bytes(step)
+            else:
+                self._run_bytes = 0
         if self._done_firsts:
             self._forget_done()
+
+    def _move_to(self, offset: int) -> None:
+        self.next_offset = offset
+        self._encoded = None
+        self._forget_done()
 
     def _forget_done(self) -> None:
         """Ranges of earlier owners that the committable offset has passed."""
         base = self.committable
-        passed = bisect_right(self._done_ends, base)
-        if passed:
-            del self._done_firsts[:passed]
-            del self._done_ends[:passed]
-        if self._done_firsts and self._done_firsts[0] < base:
-            self._done_firsts[0] = base
+        firsts, ends = self._done_firsts, self._done_ends
+        passed = bisect_right(ends, base)
+        if not passed:
+            return
+        for index in range(passed):
+            self._done_bytes -= varint_bytes(firsts[index] - self._done_from)
+            self._done_bytes -= varint_bytes(ends[index] - firsts[index])
+            self._done_from = ends[index]
+        del firsts[:passed], ends[:passed]
 
     # ------------------------------------------------------------ what to commit
 
@@ -201,28 +239,33 @@ class OffsetLedger:
             assert len(self._encoded) <= METADATA_CHARS_MAX, (len(self._encoded), self.committable)
         return self._encoded
 
-    def committed(self) -> CommittedOffset:
+    def to_commit(self) -> CommittedOffset:
         """What to send with the next transaction."""
         return CommittedOffset(self.committable, self.encode_metadata())
 
     def _finished(self) -> list[Range]:
-        """Finished ranges above the committable offset, rising. Neighbours in reading order join over gaps: no reader
-        will ever see what lies between them."""
+        """Finished ranges above the committable offset, rising.
+
+        Each reaches up to the next unfinished offset: no reader will ever see what lies between.
+        """
         ranges: list[Range] = []
-        if len(self._started) > len(self._unfinished):
-            first = last = -1
+        unfinished = self._unfinished
+        if len(self._started) > len(unfinished):
+            first = -1
             for offset in self._started:
-                if offset not in self._unfinished:
-                    first = offset if first < 0 else first
-                    last = offset
+                if offset not in unfinished:
+                    if first < 0:
+                        first = offset
                 elif first >= 0:
-                    ranges.append((first, last + 1))
+                    ranges.append((first, offset))
                     first = -1
             if first >= 0:
-                ranges.append((first, last + 1))
+                ranges.append((first, self._started[-1] + 1))
         if not self._done_firsts:
             return ranges
-        return _union(ranges + list(zip(self._done_firsts, self._done_ends, strict=True)))
+        base = self.committable
+        earlier = [(max(base, first), end) for first, end in zip(self._done_firsts, self._done_ends, strict=True)]
+        return _union(ranges + earlier)
 
 
 def _union(ranges: list[Range]) -> list[Range]:
