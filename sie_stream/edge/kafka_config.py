@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sie_stream.edge.kafka_errors import log_client_error
 
-Config = dict[str, object]
+Config = dict[str, Any]
 
 BATCH_HEADROOM_BYTES = 64 * 1024
 """A record batch is larger than its records; topics allow this much on top of the largest record."""
