@@ -1,0 +1,103 @@
+"""From polled records to waiting items: the worker's hot path into the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_worker.replicas import queue_of
+from gpu_worker.state import Item, ModelQueue, Partition
+from gpu_worker.worker_state import WorkerState
+from schemas.codec import decode_work
+from schemas.wire import CodecError
+from sie_stream.ids import TopicPartition
+from sie_stream.records import LogRecord, WorkItem
+
+
+def admit(state: WorkerState, records: Sequence[LogRecord]) -> None:
+    """Records of one poll. Records of partitions that are not ours any more are ignored."""
+    start = 0
+    count = len(records)
+    while start < count:
+        first = records[start]
+        end = start + 1
+        while end < count and records[end].partition == first.partition and records[end].topic == first.topic:
+            end += 1
+        partition = state.partitions.get(TopicPartition(first.topic, first.partition))
+        if partition is not None and partition.state == "open":
+            _admit_run(state, partition, records[start:end])
+        start = end
+
+
+def admit_backlogs(state: WorkerState) -> None:
+    """Start what had to wait for room in the ledgers."""
+    if not state.backlogged:
+        return
+    backlogged, state.backlogged = state.backlogged, {}
+    for place, partition in backlogged.items():
+        ledger = partition.ledger
+        if partition.state != "open" or ledger is None:
+            continue
+        if not ledger.may_start:
+            state.backlogged[place] = partition
+            continue
+        ledger.reread()
+        records, partition.backlog = partition.backlog, []
+        state.touched[partition.model] = None
+        if records:
+            _admit_run(state, partition, records)
+
+
+def _admit_run(state: WorkerState, partition: Partition, records: Sequence[LogRecord]) -> None:
+    """Records of one partition in order of offset: start what nobody has finished and the ledger takes."""
+    ledger = partition.ledger
+    assert ledger is not None
+    if partition.backlog:
+        partition.backlog.extend(records)
+        return
+    if records[0].offset < ledger.next_offset:  # delivered before
+        records = [record for record in records if record.offset >= ledger.next_offset]
+    started = ledger.start_many([record.offset for record in records])
+    if len(started) != len(records):
+        if ledger.refused:
+            partition.backlog.extend(record for record in records if record.offset >= ledger.next_offset)
+            state.touched[partition.model] = None
+            state.backlogged[partition.partition] = partition
+        ours = set(started)
+        records = [record for record in records if record.offset in ours]
+    _queue_run(state, partition, records)
+
+
+def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRecord]) -> None:
+    """Decode started records and let them wait for an engine."""
+    append = state.queues.append
+    queue: ModelQueue | None = None
+    work: WorkItem | None = None
+    opened = 0
+    for record in records:
+        try:
+            work = decode_work(record.value)
+        except CodecError as refusal:
+            _refuse(state, partition, record, refusal)
+            continue
+        if queue is None or work.version != queue.version or work.model != queue.model:
+            queue = queue_of(state, work.model, work.version)
+        item = Item(work, partition, record.offset, queue)
+        if queue.ordered and (work.key or work.session):
+            key = work.key or (work.session or "").encode()
+            item.key = (partition.partition.partition, partition.placement_epoch, key)
+        append(item)
+        opened += 1
+    if opened:
+        assert work is not None
+        partition.lane = work.priority
+        partition.open += opened
+        state.opened(partition.model, opened)
+
+
+def _refuse(state: WorkerState, partition: Partition, record: LogRecord, refusal: CodecError) -> None:
+    """A record that is no work item has its terminal record at once."""
+    state.outcomes.undecodable(record, refusal, state.now_ms, state.output)
+    assert partition.ledger is not None
+    partition.ledger.finish(record.offset)
+    state.dirty[partition.partition] = partition
+    state.pacer.pending(state.at_ms)

@@ -1,0 +1,242 @@
+"""Engine processes as the host sees them: started when needed, spoken to over sockets, watched for their end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpu_worker.backends.base import EngineInput
+from gpu_worker.edge.message_socket import HostSocket, PeerClosed
+from gpu_worker.engine_messages import (
+    Answers,
+    FromEngine,
+    Load,
+    Loaded,
+    NotLoaded,
+    Raised,
+    Run,
+    Started,
+    ToEngine,
+    Unload,
+    decode_from_engine,
+    encode_message,
+)
+from gpu_worker.engine_port import (
+    BatchCompleted,
+    BatchFailed,
+    EngineDied,
+    EngineEvent,
+    EngineKey,
+    EngineStarted,
+    LoadFailed,
+    ModelLoaded,
+)
+from sie_stream.control import ModelLaunch
+
+MODULE = "gpu_worker.edge.engine_process"
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+EXIT_WAIT_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    key: EngineKey
+    process: subprocess.Popen[bytes]
+    socket: HostSocket
+    oom_kills: int
+    """Out-of-memory kills of this machine when the process was started."""
+
+
+class EngineLinks:
+    """Implements EnginePort. Used from one thread, except wake()."""
+
+    def __init__(self, threads: int, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = {
+            **os.environ,
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+            "TOKENIZERS_PARALLELISM": "false",
+            **(environment or {}),
+        }
+        self._children: dict[EngineKey, _Child] = {}
+        self._by_fd: dict[int, _Child] = {}
+        self._killed: list[subprocess.Popen[bytes]] = []
+        self._events: list[EngineEvent] = []
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+
+    def wake(self) -> None:
+        """End the wait of poll() from another thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def pids(self) -> dict[EngineKey, int]:
+        return {key: child.process.pid for key, child in self._children.items()}
+
+    # ------------------------------------------------------------ EnginePort
+
+    def load(self, engine: EngineKey, slot: int, launch: ModelLaunch) -> None:
+        if engine not in self._children:
+            self._start(engine)
+        self._tell(engine, Load(slot, msgspec.json.encode(launch)))
+
+    def unload(self, engine: EngineKey, slot: int) -> None:
+        self._tell(engine, Unload(slot))
+
+    def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None:
+        self._tell(engine, Run(batch_id, slot, items if isinstance(items, list) else list(items)))
+
+    def stop(self, engine: EngineKey) -> None:
+        child = self._children.get(engine)
+        if child is None:
+            return
+        self._forget(child)
+        child.process.kill()
+        self._killed.append(child.process)
+
+    def poll(self, wait_ms: float) -> list[EngineEvent]:
+        for fd, mask in self._epoll.poll(0 if self._events else wait_ms / 1000.0):
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                continue
+            child = self._by_fd.get(fd)
+            if child is not None:
+                self._serve(child, mask)
+        if self._killed:
+            self._killed = [process for process in self._killed if process.poll() is None]
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        for child in list(self._children.values()):
+            self.stop(child.key)
+        for process in self._killed:
+            process.wait()
+        self._killed.clear()
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    # ------------------------------------------------------------ processes
+
+    def _start(self, engine: EngineKey) -> None:
+        ours, theirs = socket.socketpair()
+        command = [
+            *(sys.executable, "-m", MODULE),
+            *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
+            *("--backend", engine.backend, "--device", engine.device),
+        ]
+        oom_kills = _oom_kills()
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                stderr=sys.stderr.fileno(),
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+            )
+        child = _Child(engine, process, HostSocket(ours), oom_kills)
+        self._children[engine] = child
+        self._by_fd[child.socket.fileno()] = child
+        self._epoll.register(child.socket.fileno(), select.EPOLLIN)
+
+    def _tell(self, engine: EngineKey, message: ToEngine) -> None:
+        child = self._children.get(engine)
+        if child is None:
+            return  # it died; the event that says so is on its way
+        try:
+            child.socket.send(encode_message(message))
+        except PeerClosed:
+            self._died(child)
+            return
+        if child.socket.wants_to_send:
+            self._epoll.modify(child.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _serve(self, child: _Child, mask: int) -> None:
+        try:
+            if mask & select.EPOLLOUT:
+                child.socket.flush()
+                if not child.socket.wants_to_send:
+                    self._epoll.modify(child.socket.fileno(), select.EPOLLIN)
+            if mask & ~select.EPOLLOUT:
+                for message in child.socket.receive():
+                    self._events.append(_event(child.key, decode_from_engine(message)))
+        except PeerClosed:
+            self._died(child)
+
+    def _died(self, child: _Child) -> None:
+        self._forget(child)
+        self._events.append(EngineDied(child.key, _cause(child)))
+
+    def _forget(self, child: _Child) -> None:
+        del self._children[child.key]
+        del self._by_fd[child.socket.fileno()]
+        self._epoll.unregister(child.socket.fileno())
+        child.socket.close()
+
+
+def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
+    match message:
+        case Answers():
+            return BatchCompleted(engine, message.batch_id, message.outputs, message.inference_ms)
+        case Raised():
+            return BatchFailed(engine, message.batch_id, message.code, message.message)
+        case Loaded():
+            return ModelLoaded(
+                engine,
+                message.slot,
+                message.memory_bytes,
+                message.weights_digest,
+                message.load_ms,
+                message.warmup_ms,
+            )
+        case NotLoaded():
+            return LoadFailed(engine, message.slot, message.code, message.message)
+        case Started():
+            return EngineStarted(engine, message.pid, message.versions)
+
+
+def _cause(child: _Child) -> str:
+    """Why the process ended: its exit code, or the signal, or memory."""
+    try:
+        code = child.process.wait(EXIT_WAIT_S)
+    except subprocess.TimeoutExpired:
+        child.process.kill()
+        child.process.wait()
+        return "closed its socket"
+    if code >= 0:
+        return f"exit {code}"
+    if -code == signal.SIGKILL:
+        return "SIGKILL (out of memory)" if _oom_kills() > child.oom_kills else "SIGKILL"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _oom_kills() -> int:
+    """Processes the kernel has killed for memory since boot; 0 where it does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0

@@ -1,0 +1,215 @@
+"""The engine process: one backend, its loaded models, and a socket to the host.
+
+The main thread runs batches in the order they arrive; a second thread loads models meanwhile. The process dies with its
+host: the kernel kills it (PR_SET_PDEATHSIG), and the end of the socket ends the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+import msgspec
+
+from gpu_worker.backends.base import Backend, EngineInput, LoadedModel, ModelRefused, load_backend
+from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
+from gpu_worker.engine_messages import (
+    Answers,
+    FromEngine,
+    Load,
+    Loaded,
+    NotLoaded,
+    Raised,
+    Run,
+    Started,
+    Unload,
+    decode_to_engine,
+    encode_message,
+)
+from sie_stream.control import ModelLaunch
+from sie_stream.edge.clock import SystemClock
+from sie_stream.edge.tokenizer import TokenizerStore
+from sie_stream.errors import SieError
+
+PR_SET_PDEATHSIG = 1
+SWITCH_INTERVAL_S = 0.001
+"""A load must not hold a batch up for the default 5 ms at every step."""
+MESSAGE_CHARS_MAX = 2_000
+
+
+class _TextInputs(msgspec.Struct):
+    """The inputs of language models and embedders, as far as a warm-up needs them."""
+
+    prompt: str = ""
+    text: str = ""
+    messages: list[dict[str, str]] = msgspec.field(default_factory=list)
+
+
+class EngineProcess:
+    """Serves one socket until it closes."""
+
+    def __init__(self, backend: Backend, end: EngineSocket, clock: SystemClock) -> None:
+        self._backend = backend
+        self._socket = end
+        self._clock = clock
+        self._models: dict[int, LoadedModel] = {}
+        self._lock = threading.Lock()
+        """Guards sending, and the hand-over of models between the two threads."""
+        self._loads: SimpleQueue[Load] = SimpleQueue()
+        self._loading: dict[int, None] = {}
+        self._unwanted: dict[int, None] = {}
+        self._tokenizers = TokenizerStore()
+
+    def serve(self) -> None:
+        self._send(Started(os.getpid(), self._backend.versions()))
+        threading.Thread(target=self._load_for_ever, name="loader", daemon=True).start()
+        while True:
+            message = decode_to_engine(self._socket.receive())
+            match message:
+                case Run():
+                    self._run(message)
+                case Load():
+                    with self._lock:
+                        self._loading[message.slot] = None
+                    self._loads.put(message)
+                case Unload():
+                    self._unload(message.slot)
+
+    def _send(self, message: FromEngine) -> None:
+        with self._lock:
+            self._socket.send(encode_message(message))
+
+    def _run(self, message: Run) -> None:
+        model = self._models.get(message.slot)
+        if model is None:
+            self._send(Raised(message.batch_id, "engine_error", f"slot {message.slot} holds no model"))
+            return
+        started_at = self._clock.monotonic_ms()
+        try:
+            outputs = model.run(message.items)
+        except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
+            traceback.print_exc()
+            self._send(Raised(message.batch_id, "engine_error", _shorten(error)))
+            return
+        if len(outputs) != len(message.items):
+            text = f"the backend answered {len(outputs)} of {len(message.items)} inputs"
+            self._send(Raised(message.batch_id, "engine_error", text))
+            return
+        self._send(Answers(message.batch_id, outputs, self._clock.monotonic_ms() - started_at))
+
+    def _unload(self, slot: int) -> None:
+        with self._lock:
+            if slot in self._loading:
+                self._unwanted[slot] = None
+                return
+            model = self._models.pop(slot, None)
+        if model is not None:
+            self._backend.unload(model)
+
+    def _load_for_ever(self) -> None:
+        while True:
+            message = self._loads.get()
+            answer = self._load(message)
+            with self._lock:
+                del self._loading[message.slot]
+                unwanted = message.slot in self._unwanted
+                self._unwanted.pop(message.slot, None)
+                model = self._models.pop(message.slot, None) if unwanted else None
+            if model is not None:
+                self._backend.unload(model)
+            if not unwanted:
+                try:
+                    self._send(answer)
+                except PeerClosed:
+                    return
+
+    def _load(self, message: Load) -> FromEngine:
+        started_at = self._clock.monotonic_ms()
+        try:
+            launch = msgspec.json.decode(message.launch, type=ModelLaunch)
+            model = self._backend.load(launch)
+            loaded_at = self._clock.monotonic_ms()
+            self._warm_up(launch, model)
+        except ModelRefused as refusal:
+            return NotLoaded(message.slot, refusal.code, refusal.message)
+        except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
+            traceback.print_exc()
+            return NotLoaded(message.slot, "load_failed", _shorten(error))
+        self._models[message.slot] = model
+        return Loaded(
+            message.slot,
+            model.memory_bytes,
+            model.weights_digest,
+            round(loaded_at - started_at),
+            round(self._clock.monotonic_ms() - loaded_at),
+        )
+
+    def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:
+        """Run the declared inputs once. Raises ModelRefused when one of them fails."""
+        for number, inputs in enumerate(launch.pre_warmup):
+            item = EngineInput(f"warmup-{number}", inputs.encode(), self._tokens(launch, inputs))
+            for answer in model.run([item]):
+                if answer.error_code is not None:
+                    text = f"pre_warmup[{number}] of {launch.model}: {answer.error_code}: {answer.error_message}"
+                    raise ModelRefused("warmup_failed", text)
+
+    def _tokens(self, launch: ModelLaunch, inputs: str) -> list[int] | None:
+        """What Stage 0 would have made of a warm-up input."""
+        if not launch.tokenizer:
+            return None
+        tokenizer = self._tokenizers.get(launch.tokenizer)
+        parsed = msgspec.json.decode(inputs, type=_TextInputs)
+        if parsed.messages:
+            return tokenizer.encode_plain(tokenizer.render_chat(parsed.messages))
+        return tokenizer.encode(parsed.prompt or parsed.text)
+
+
+def _shorten(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX]
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit(1)  # it ended before we could ask
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="engine_process")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the host")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the host")
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--device", required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    # A terminal's Ctrl-C and a supervisor's SIGTERM are for the host, which still needs us to finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    clock = SystemClock()
+    end = EngineSocket(socket.socket(fileno=options.fd))
+    try:
+        EngineProcess(load_backend(options.backend, clock), end, clock).serve()
+    except PeerClosed:
+        return 0
+    except SieError as error:
+        sys.stderr.write(f"engine {options.backend}: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    # Loader threads may be deep inside a library: do not wait for them.
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,63 @@
+"""What crosses the socket between the host and an engine process: msgpack arrays, one message per batch, no pickle."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from gpu_worker.backends.base import EngineInput, EngineOutput
+
+
+class Load(Struct, frozen=True, tag=1, array_like=True):
+    slot: int
+    launch: bytes
+    """ModelLaunch as JSON: it holds raw JSON, which msgpack must not see."""
+
+
+class Unload(Struct, frozen=True, tag=2, array_like=True):
+    slot: int
+
+
+class Run(Struct, frozen=True, tag=3, array_like=True):
+    batch_id: int
+    slot: int
+    items: list[EngineInput]
+
+
+class Started(Struct, frozen=True, tag=1, array_like=True):
+    pid: int
+    versions: dict[str, str]
+
+
+class Loaded(Struct, frozen=True, tag=2, array_like=True):
+    slot: int
+    memory_bytes: int
+    weights_digest: str
+    load_ms: int
+    warmup_ms: int
+
+
+class NotLoaded(Struct, frozen=True, tag=3, array_like=True):
+    slot: int
+    code: str
+    message: str
+
+
+class Answers(Struct, frozen=True, tag=4, array_like=True):
+    batch_id: int
+    outputs: list[EngineOutput]
+    inference_ms: float
+
+
+class Raised(Struct, frozen=True, tag=5, array_like=True):
+    batch_id: int
+    code: str
+    message: str
+
+
+ToEngine = Load | Unload | Run
+FromEngine = Started | Loaded | NotLoaded | Answers | Raised
+
+encode_message = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,104 @@
+"""What the host asks of engine processes, and what they tell it. edge/engine_link.py implements it with real processes,
+sim/engine.py with virtual ones.
+
+An engine runs all models of one isolation domain (one backend on one device). It holds models in numbered slots, runs
+batches in the order they were submitted, and loads a model beside the running batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from gpu_worker.backends.base import EngineInput, EngineOutput
+from sie_stream.control import ModelLaunch
+
+
+class EngineKey(NamedTuple):
+    """Names one engine of a worker: what dies together."""
+
+    device: str
+    backend: str
+
+
+class EngineStarted(Struct, frozen=True):
+    """The process answers; it holds no model yet."""
+
+    engine: EngineKey
+    pid: int
+    versions: dict[str, str]
+
+
+class ModelLoaded(Struct, frozen=True):
+    """The model in `slot` is warm and can be run."""
+
+    engine: EngineKey
+    slot: int
+    memory_bytes: int
+    weights_digest: str
+    load_ms: int
+    warmup_ms: int
+
+
+class LoadFailed(Struct, frozen=True):
+    engine: EngineKey
+    slot: int
+    code: str
+    message: str
+
+
+class BatchCompleted(Struct, frozen=True):
+    """Answers in the order of the batch, one for each."""
+
+    engine: EngineKey
+    batch_id: int
+    outputs: list[EngineOutput]
+    inference_ms: float
+
+
+class BatchFailed(Struct, frozen=True):
+    """The backend raised: nothing of the batch was answered, the engine lives on."""
+
+    engine: EngineKey
+    batch_id: int
+    code: str
+    message: str
+
+
+class EngineDied(Struct, frozen=True):
+    """The process ended. Its slots are empty and what it was running is lost."""
+
+    engine: EngineKey
+    cause: str
+    """Short and stable: `exit 3`, `SIGSEGV`, `SIGKILL (out of memory)`, `closed its pipe` ..."""
+
+
+EngineEvent = EngineStarted | ModelLoaded | LoadFailed | BatchCompleted | BatchFailed | EngineDied
+
+
+class EnginePort(Protocol):
+    """All engines of one worker. No method waits except poll() and close()."""
+
+    def load(self, engine: EngineKey, slot: int, launch: ModelLaunch) -> None:
+        """Load into an unused slot; starts the engine process when there is none."""
+        ...
+
+    def unload(self, engine: EngineKey, slot: int) -> None:
+        """After the batches already submitted. No event answers."""
+        ...
+
+    def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None: ...
+
+    def stop(self, engine: EngineKey) -> None:
+        """Kill the process if there is one. No event answers: nothing of that process is reported any more."""
+        ...
+
+    def poll(self, wait_ms: float) -> list[EngineEvent]:
+        """What happened since the last call, oldest first; waits at most `wait_ms` for the first."""
+        ...
+
+    def close(self) -> None:
+        """End all engine processes and wait for them."""
+        ...

@@ -1,0 +1,187 @@
+"""Events the worker machine takes in and commands it gives out: closed unions, frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from gpu_worker.backends.base import EngineInput
+from gpu_worker.engine_port import EngineEvent, EngineKey
+from sie_stream.control import ClusterRecord, Device, ModelLaunch, PlacementRow
+from sie_stream.ids import TopicPartition
+from sie_stream.records import CommittedOffset, LogRecord, LogWrite
+
+# ---------------------------------------------------------------- events
+
+
+class TimePassed(Struct, frozen=True, gc=False):
+    """First event of every turn: what time it is."""
+
+    now_ms: int
+    """Milliseconds since the epoch; may step."""
+    at_ms: float
+    """Monotonic milliseconds; only differences mean anything."""
+
+
+class RecordsPolled(Struct, frozen=True):
+    """Records of work partitions, in the order of the log within each partition."""
+
+    records: Sequence[LogRecord]
+
+
+class PlacementChanged(Struct, frozen=True):
+    """The desired state of one model; `row` None: the model is gone."""
+
+    model: str
+    row: PlacementRow | None
+
+
+class PlacementUnreadable(Struct, frozen=True):
+    """Somebody wrote something else to the placements table: what is placed stays as it is."""
+
+    model: str
+    message: str
+
+
+class PartitionPositioned(Struct, frozen=True):
+    """Answer to PositionPartitions: where the group stands. The reader is already reading there."""
+
+    partition: TopicPartition
+    placement_epoch: int
+    committed: CommittedOffset
+    """Without a committed offset this is the beginning of the partition."""
+
+
+class PositionLost(Struct, frozen=True):
+    """Retention removed what was to be read next; reading went on at `continued_at`."""
+
+    partition: TopicPartition
+    wanted: int
+    continued_at: int
+
+
+class CommitSucceeded(Struct, frozen=True):
+    commit_id: int
+    took_ms: float
+
+
+class CommitAborted(Struct, frozen=True):
+    """Nothing of that commit will ever be seen; the same results are to be committed again."""
+
+    commit_id: int
+    reason: str
+
+
+class StopRequested(Struct, frozen=True):
+    """Start nothing more; finish what runs, commit it, and leave."""
+
+
+WorkerEvent = (
+    TimePassed
+    | RecordsPolled
+    | PlacementChanged
+    | PlacementUnreadable
+    | PartitionPositioned
+    | PositionLost
+    | CommitSucceeded
+    | CommitAborted
+    | StopRequested
+    | EngineEvent
+)
+
+# ---------------------------------------------------------------- commands
+
+
+class LoadModel(Struct, frozen=True):
+    engine: EngineKey
+    slot: int
+    launch: ModelLaunch
+
+
+class UnloadModel(Struct, frozen=True):
+    engine: EngineKey
+    slot: int
+
+
+class SubmitBatch(Struct, frozen=True):
+    engine: EngineKey
+    batch_id: int
+    slot: int
+    items: Sequence[EngineInput]
+
+
+class StopEngine(Struct, frozen=True):
+    """Kill the engine process; the next LoadModel starts a new one."""
+
+    engine: EngineKey
+    reason: str
+
+
+class PositionPartitions(Struct, frozen=True):
+    """Look up the committed offsets and start reading there; the answers are PartitionPositioned."""
+
+    partitions: tuple[tuple[TopicPartition, int], ...]
+    """(partition, placement epoch)"""
+
+
+class UnassignPartitions(Struct, frozen=True):
+    partitions: tuple[TopicPartition, ...]
+
+
+class PausePartitions(Struct, frozen=True):
+    partitions: tuple[TopicPartition, ...]
+
+
+class ResumePartitions(Struct, frozen=True):
+    partitions: tuple[TopicPartition, ...]
+
+
+class Commit(Struct, frozen=True):
+    """One transaction: terminal records, raw outputs and dead letters, with the offsets they answer."""
+
+    commit_id: int
+    writes: Sequence[LogWrite]
+    copies: Sequence[LogWrite]
+    """The same results for bound output topics and reply topics, which may not exist."""
+    offsets: dict[TopicPartition, CommittedOffset]
+
+
+class SendReports(Struct, frozen=True):
+    """Facts for sie.cluster, outside any transaction."""
+
+    reports: tuple[ClusterRecord, ...]
+
+
+class Note(Struct, frozen=True):
+    """Something a person may want to read in the log of the worker."""
+
+    event: str
+    fields: dict[str, str | int | float]
+
+
+WorkerCommand = (
+    LoadModel
+    | UnloadModel
+    | SubmitBatch
+    | StopEngine
+    | PositionPartitions
+    | UnassignPartitions
+    | PausePartitions
+    | ResumePartitions
+    | Commit
+    | SendReports
+    | Note
+)
+
+
+class Identity(Struct, frozen=True):
+    """Who this worker is, for the whole life of the process."""
+
+    worker: str
+    incarnation: str
+    host: str
+    pid: int
+    devices: tuple[Device, ...]
+    backends: tuple[str, ...]
+    versions: dict[str, str]

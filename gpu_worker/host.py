@@ -1,0 +1,238 @@
+"""The worker's hands: carries events from the ports to the machine and commands from the machine to the ports.
+
+Over ports only, so the simulator runs this very code. One turn never waits longer than machine.wait_ms(), and
+transactions run in the CommitPort, so heartbeats go out on time while the broker is slow; a stopped or stuck process
+sends none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from gpu_worker.committer import CommitPort
+from gpu_worker.engine_port import EnginePort
+from gpu_worker.facts import (
+    Commit,
+    LoadModel,
+    Note,
+    PartitionPositioned,
+    PausePartitions,
+    PlacementChanged,
+    PlacementUnreadable,
+    PositionLost,
+    PositionPartitions,
+    RecordsPolled,
+    ResumePartitions,
+    SendReports,
+    StopEngine,
+    StopRequested,
+    SubmitBatch,
+    TimePassed,
+    UnassignPartitions,
+    UnloadModel,
+    WorkerCommand,
+    WorkerEvent,
+)
+from gpu_worker.machine import WorkerMachine
+from schemas.codec import decode_row, encode_cluster
+from schemas.wire import CodecError
+from sie_stream.control import PlacementRow
+from sie_stream.errors import Retriable
+from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.loop import Observer, turn
+from sie_stream.ports import Clock, LogReader, PlainWriter
+from sie_stream.records import CommittedOffset, LogRecord, LogWrite
+
+PLACEMENTS_EVERY_MS = 10.0
+PLACEMENTS_MAX = 1_000
+RETRY_MS = 200.0
+"""Pause before a look-up that failed for passing reasons is tried again."""
+
+
+class WorkerHost:
+    """Implements loop.Inbox and loop.Effects for one WorkerMachine.
+
+    work:       reads the work partitions; its group holds their committed offsets
+    placements: follows the placements table from its beginning
+    """
+
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        work: LogReader,
+        placements: LogReader,
+        committer: CommitPort,
+        reports: PlainWriter,
+        engines: EnginePort,
+        clock: Clock,
+        names: TopicNames,
+        observers: Iterable[Observer[WorkerEvent, WorkerCommand]] = (),
+    ) -> None:
+        self.machine = machine
+        self._work = work
+        self._placements = placements
+        self._committer = committer
+        self._reports = reports
+        self._engines = engines
+        self._clock = clock
+        self._names = names
+        self._observers = tuple(observers)
+        self._events: deque[WorkerEvent] = deque()
+        self._commit: Commit | None = None
+        self._to_position: dict[TopicPartition, int] = {}
+        """Wanted partitions whose committed offset is not known yet, with their placement epoch."""
+        self._assigned: dict[TopicPartition, None] = {}
+        self._following = False
+        self._placements_at = float("-inf")
+        self._retry_at = float("-inf")
+        self._poll_at = float("-inf")
+
+    @property
+    def finished(self) -> bool:
+        return self.machine.finished
+
+    def run_turn(self) -> None:
+        """Raises Fenced or FatalLogError when this incarnation is over."""
+        turn(self.machine, self, self, self._observers)
+
+    def request_stop(self) -> None:
+        self._events.append(StopRequested())
+
+    # ------------------------------------------------------------ gather
+
+    def gather(self) -> Sequence[WorkerEvent]:
+        wait = 0.0 if self._events or self._to_position else self.machine.wait_ms()
+        records_max = self.machine.records_max
+        if self.machine.busy or self._clock.monotonic_ms() < self._poll_at:
+            answers = self._engines.poll(wait)
+            records = self._poll_work(records_max, 0)
+        else:
+            records = self._poll_work(records_max, int(wait))
+            answers = self._engines.poll(0)
+        events: list[WorkerEvent] = [TimePassed(self._clock.now_ms(), self._clock.monotonic_ms())]
+        outcome = self._committer.outcome()
+        if outcome is not None:
+            events.append(outcome)
+        events.extend(self._events)
+        self._events.clear()
+        events.extend(answers)
+        events.extend(self._poll_placements())
+        for place, (wanted, continued_at) in self._work.lost_positions().items():
+            events.append(PositionLost(place, wanted, continued_at))
+        if records:
+            events.append(RecordsPolled(records))
+        return events
+
+    def _poll_work(self, records_max: int, wait_ms: int) -> list[LogRecord]:
+        if self._clock.monotonic_ms() < self._poll_at:
+            return []
+        try:
+            return self._work.poll(records_max, wait_ms)
+        except Retriable:
+            self._poll_at = self._clock.monotonic_ms() + RETRY_MS
+            return []
+
+    def _poll_placements(self) -> list[WorkerEvent]:
+        """The newest row of every model that changed, in the order of their changes."""
+        at_ms = self._clock.monotonic_ms()
+        if at_ms - self._placements_at < PLACEMENTS_EVERY_MS:
+            return []
+        self._placements_at = at_ms
+        try:
+            if not self._following:
+                self._follow()
+            records = self._placements.poll(PLACEMENTS_MAX, 0)
+        except Retriable:
+            self._placements_at = at_ms + RETRY_MS
+            return []
+        changed: dict[str, WorkerEvent] = {}
+        for record in records:
+            model = (record.key or b"").decode("utf-8", "replace")
+            changed.pop(model, None)
+            try:
+                row = None if record.value is None else decode_row(record.value, PlacementRow)
+                changed[model] = PlacementChanged(model, row)
+            except CodecError as error:
+                changed[model] = PlacementUnreadable(model, str(error))
+        return list(changed.values())
+
+    def _follow(self) -> None:
+        """Read the placements table from its beginning; try again later while it does not exist."""
+        topic = self._names.placements
+        places = [TopicPartition(topic, number) for number in range(self._placements.partitions_of(topic))]
+        if not places:
+            raise Retriable(f"{topic} does not exist yet")
+        self._placements.assign(self._placements.beginning_offsets(places))
+        self._following = True
+
+    # ------------------------------------------------------------ act
+
+    def act(self, commands: Sequence[WorkerCommand]) -> None:
+        for command in commands:
+            match command:
+                case SubmitBatch():
+                    self._engines.submit(command.engine, command.batch_id, command.slot, command.items)
+                case Commit():
+                    self._commit = command
+                case PausePartitions():
+                    self._work.pause(command.partitions)
+                case ResumePartitions():
+                    self._work.resume(command.partitions)
+                case PositionPartitions():
+                    self._to_position.update(command.partitions)
+                case UnassignPartitions():
+                    self._unassign(command.partitions)
+                case LoadModel():
+                    self._engines.load(command.engine, command.slot, command.launch)
+                case UnloadModel():
+                    self._engines.unload(command.engine, command.slot)
+                case StopEngine():
+                    self._engines.stop(command.engine)
+                case SendReports():
+                    self._send(command)
+                case Note():
+                    pass  # for observers
+                case _:
+                    assert_never(command)
+        if self._to_position:
+            self._position()
+
+    def _position(self) -> None:
+        """Committed offsets of all wanted partitions at once, and start reading there."""
+        at_ms = self._clock.monotonic_ms()
+        if at_ms < self._retry_at:
+            return
+        places = list(self._to_position)
+        try:
+            committed = self._work.committed(places)
+            starts = self._work.beginning_offsets([place for place in places if committed[place] is None])
+            found = {place: committed[place] or CommittedOffset(starts[place]) for place in places}
+            self._work.assign({place: one.offset for place, one in found.items()})
+        except Retriable:
+            self._retry_at = at_ms + RETRY_MS
+            return
+        for place, one in found.items():
+            self._assigned[place] = None
+            self._events.append(PartitionPositioned(place, self._to_position[place], one))
+        self._to_position.clear()
+
+    def _unassign(self, partitions: Sequence[TopicPartition]) -> None:
+        for place in partitions:
+            self._to_position.pop(place, None)
+        held = [place for place in partitions if place in self._assigned]
+        self._work.unassign(held)
+        for place in held:
+            del self._assigned[place]
+
+    def _send(self, command: SendReports) -> None:
+        topic = self._names.cluster
+        self._reports.write([LogWrite(topic, encode_cluster(report), None, 0) for report in command.reports])
+
+    # ------------------------------------------------------------ promise
+
+    def promise(self) -> None:
+        if self._commit is not None:
+            commit, self._commit = self._commit, None
+            self._committer.start(commit)

@@ -1,0 +1,192 @@
+"""`python -m gpu_worker.main --id w0`: a worker process. Loads what the scheduler places on it and answers its work.
+
+Exit codes: 0 clean stop, 75 fenced by a newer incarnation or by the scheduler, 78 wrong settings, 1 anything else.
+A supervisor starts a new incarnation in every case but the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+
+from gpu_worker.backends.base import backend_names
+from gpu_worker.committer import TransactionRunner
+from gpu_worker.edge.commit_thread import ThreadCommitter
+from gpu_worker.edge.devices import find_devices
+from gpu_worker.edge.engine_link import EngineLinks
+from gpu_worker.edge.observer import LogObserver
+from gpu_worker.edge.stage2 import Stage2Store
+from gpu_worker.facts import Identity
+from gpu_worker.host import WorkerHost
+from gpu_worker.machine import WorkerMachine
+from gpu_worker.outcomes import Outcomes
+from sie_stream.deadline import Deadline
+from sie_stream.edge.clock import SystemClock
+from sie_stream.edge.env_settings import load_settings
+from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
+from sie_stream.edge.logs import configure_logs
+from sie_stream.edge.stop import EXIT_FENCED, StopFlag
+from sie_stream.errors import ConfigError, Fenced, SieError, did_you_mean
+from sie_stream.settings import Settings
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 78
+SWITCH_INTERVAL_S = 0.001
+"""The commit thread gets its turn this soon while the loop is busy (default 5 ms, several times per commit)."""
+STOP_BUDGET_MS = 10_000
+FLUSH_MS = 2_000
+LIBRARIES = ("sie-stream", "confluent-kafka", "msgspec", "scikit-learn", "onnxruntime", "torch")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    log = configure_logs("worker", options.id)
+    stop = StopFlag.on_signals()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        settings = load_settings({} if options.memory_mb is None else {"cpu_memory_mb": options.memory_mb})
+        if not settings.bootstrap_servers:
+            raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
+        identity = make_identity(options, settings)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    try:
+        return WorkerProcess(settings, identity, log).run(stop)
+    except Fenced as fenced:
+        log.warning("fenced", incarnation=identity.incarnation, error=str(fenced))
+        return EXIT_FENCED
+    except SieError as error:
+        log.error("stopped", kind=type(error).__name__, error=str(error), exc_info=True)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu_worker.main", description=__doc__)
+    parser.add_argument(
+        "--id", required=True, help="name of the worker; a second process of that name fences the first"
+    )
+    parser.add_argument("--incarnation", default="", help="unique name of this life of the process (made if absent)")
+    parser.add_argument("--memory-mb", type=int, default=None, help="declared memory of the cpu device")
+    parser.add_argument("--backends", default="", help="comma-separated; default: all that are installed")
+    return parser
+
+
+def make_identity(options: argparse.Namespace, settings: Settings) -> Identity:
+    """Raises ConfigError for a backend nobody registered."""
+    known = backend_names()
+    backends = [name for name in options.backends.split(",") if name] or known
+    for name in backends:
+        if name not in known:
+            raise ConfigError(
+                f"--backends: {name!r} is not installed. Installed: {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    made = f"{options.id}-{SystemClock().now_ms():x}-{secrets.token_hex(3)}"
+    return Identity(
+        worker=options.id,
+        incarnation=options.incarnation or made,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        devices=find_devices(settings.cpu_memory_mb),
+        backends=tuple(backends),
+        versions=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class WorkerProcess:
+    """Wires one worker to Kafka and to engine processes, and runs its loop."""
+
+    def __init__(self, settings: Settings, identity: Identity, log: structlog.stdlib.BoundLogger) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._log = log
+        self._clock = SystemClock()
+
+    def run(self, stop: StopFlag) -> int:
+        settings, identity, clock = self._settings, self._identity, self._clock
+        names, bootstrap, overrides = settings.topics, settings.bootstrap_servers, settings.client_overrides
+        writer = KafkaTransactionalWriter(
+            bootstrap,
+            names.worker_transactional_id(identity.worker),
+            settings.transaction_timeout_ms,
+            overrides,
+            settings.record_bytes_max,
+        )
+        # First of all: from here on no earlier incarnation of this worker can commit anything.
+        writer.init()
+        work = KafkaReader(bootstrap, names.worker_group, overrides)
+        placements = KafkaReader(bootstrap, names.worker_group, overrides)
+        # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
+        reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0)
+        engines = EngineLinks(settings.engine_threads)
+        runner = TransactionRunner(writer, work, clock, names.prefix)
+        committer = ThreadCommitter(runner, engines.wake)
+        outcomes = Outcomes(
+            names,
+            identity,
+            settings.record_bytes_max,
+            settings.deadletter_bytes_max,
+            Stage2Store(settings.record_bytes_max),
+        )
+        machine = WorkerMachine(identity, settings, outcomes)
+        observer = LogObserver(self._log)
+        host = WorkerHost(machine, work, placements, committer, reports, engines, clock, names, (observer,))
+        try:
+            host.run_turn()
+            self._say_ready()
+            while not stop:
+                host.run_turn()
+            self._stop(host)
+            observer.tell_counts()
+            reports.flush(FLUSH_MS)
+        finally:
+            engines.close()
+        committer.close(FLUSH_MS / 1000)
+        for client in (work, placements, writer, reports):
+            client.close()
+        self._log.info("stopped_cleanly")
+        return 0
+
+    def _stop(self, host: WorkerHost) -> None:
+        """Finish what runs, commit it, leave; what does not finish in time is left to the next owner."""
+        host.request_stop()
+        deadline = Deadline.after(self._clock.now_ms(), STOP_BUDGET_MS)
+        while not host.finished:
+            if deadline.passed(self._clock.now_ms()):
+                self._log.warning("stop_budget_exceeded", budget_ms=STOP_BUDGET_MS)
+                return
+            host.run_turn()
+
+    def _say_ready(self) -> None:
+        ready = {
+            "event": "ready",
+            "component": "worker",
+            "id": self._identity.worker,
+            "pid": self._identity.pid,
+            "incarnation": self._identity.incarnation,
+        }
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

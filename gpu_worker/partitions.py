@@ -1,0 +1,160 @@
+"""Partitions of this worker: taken, worked off, and given back.
+
+A partition is released by forgetting what waits, finishing what an engine already holds, and committing; only after the
+commit that covers it does PartitionReleased go out. An assignment never starts before everything that an earlier
+assignment of the same partition finished is committed, or its work would be done twice.
+"""
+
+from __future__ import annotations
+
+from gpu_worker.facts import PartitionPositioned, PositionLost, PositionPartitions, UnassignPartitions
+from gpu_worker.state import Partition
+from gpu_worker.worker_state import WorkerState
+from sie_stream.control import PartitionPlacement, PartitionReleased, PlacementRow
+from sie_stream.ids import TopicPartition
+from sie_stream.offsets import OffsetLedger
+
+
+def follow_partitions(state: WorkerState, model: str, row: PlacementRow | None) -> None:
+    """Take and give back partitions of `model` as the row says."""
+    wanted: dict[TopicPartition, PartitionPlacement] = {}
+    for placed in row.partitions if row is not None else ():
+        if placed.worker == state.identity.worker and placed.incarnation == state.identity.incarnation:
+            assert row is not None
+            wanted[TopicPartition(row.topic, placed.partition)] = placed
+    for place in [place for place, held in state.partitions.items() if held.model == model and place not in wanted]:
+        close_partition(state, state.partitions[place])
+    for place in [place for place, (owner, _, _) in state.awaiting.items() if owner == model and place not in wanted]:
+        del state.awaiting[place]
+    for place, placed in wanted.items():
+        _follow_one(state, model, place, placed)
+
+
+def _follow_one(state: WorkerState, model: str, place: TopicPartition, placed: PartitionPlacement) -> None:
+    held = state.partitions.get(place)
+    releasing = placed.state == "releasing"
+    if held is not None and held.placement_epoch != placed.placement_epoch and not releasing:
+        close_partition(state, held)
+        held = None
+    if held is None:
+        # Releasing what we do not hold: our report may be lost. Looking up the offset and reporting it again is safe.
+        state.awaiting[place] = (model, placed.placement_epoch, releasing)
+    elif releasing and held.state in ("open", "positioning"):
+        release(state, held)
+
+
+def position_awaiting(state: WorkerState) -> None:
+    """Start the assignments that wait for nothing any more."""
+    if not state.awaiting or state.stopping:
+        return
+    ready: list[tuple[TopicPartition, int]] = []
+    for place, (model, epoch, releasing) in list(state.awaiting.items()):
+        if place in state.dirty or place in state.committing:
+            continue
+        del state.awaiting[place]
+        partition = Partition(place, model, epoch)
+        partition.releasing = releasing
+        state.partitions[place] = partition
+        state.by_model.setdefault(model, {})[place] = partition
+        ready.append((place, epoch))
+    if ready:
+        state.commands.append(PositionPartitions(tuple(ready)))
+
+
+def on_positioned(state: WorkerState, event: PartitionPositioned) -> None:
+    partition = state.partitions.get(event.partition)
+    if partition is None or partition.placement_epoch != event.placement_epoch or partition.ledger is not None:
+        return  # given back while the offset was looked up; UnassignPartitions has been sent
+    partition.ledger = OffsetLedger.resume(event.committed, state.settings.partition_open_max, event.placement_epoch)
+    if not partition.ledger.metadata_understood:
+        state.note("offset_metadata_not_understood", **_fields(partition), metadata=event.committed.metadata[:80])
+    partition.state = "open"
+    partition.written_at = state.at_ms
+    state.note("partition_assigned", **_fields(partition), offset=event.committed.offset)
+    if partition.releasing:
+        release(state, partition)
+
+
+def on_position_lost(state: WorkerState, event: PositionLost) -> None:
+    """Retention took records before anyone worked on them: progress goes on behind the hole."""
+    partition = state.partitions.get(event.partition)
+    if partition is None or partition.ledger is None:
+        return
+    state.note("position_lost", **_fields(partition), wanted=event.wanted, continued_at=event.continued_at)
+
+
+def release(state: WorkerState, partition: Partition) -> None:
+    partition.releasing = True
+    if partition.state == "open":
+        partition.state = "releasing"
+        _stop_reading(state, partition)
+
+
+def close_partition(state: WorkerState, partition: Partition) -> None:
+    """No longer ours, without a handover: what still runs for it will be ignored when it finishes."""
+    if partition.state == "open" or partition.ledger is None:
+        _stop_reading(state, partition)
+    state.closed(partition.model, partition.running)
+    partition.open -= partition.running
+    partition.state = "closed"
+    _forget(state, partition)
+    state.note("partition_closed", **_fields(partition))
+
+
+def _stop_reading(state: WorkerState, partition: Partition) -> None:
+    state.commands.append(UnassignPartitions((partition.partition,)))
+    partition.backlog.clear()
+    dropped = state.queues.drop_partition(partition)
+    for engine in state.engines.values():
+        kept = [item for item in engine.suspects if item.partition is not partition]
+        dropped += len(engine.suspects) - len(kept)
+        engine.suspects.clear()
+        engine.suspects.extend(kept)
+    partition.open -= dropped
+    state.closed(partition.model, dropped)
+
+
+def _forget(state: WorkerState, partition: Partition) -> None:
+    del state.partitions[partition.partition]
+    del state.by_model[partition.model][partition.partition]
+
+
+def report_released(state: WorkerState) -> None:
+    """PartitionReleased for every partition that is drained and whose every finished offset is committed."""
+    for place, partition in list(state.partitions.items()):
+        if partition.state != "releasing" or partition.running:
+            continue
+        if place in state.dirty or place in state.committing:
+            continue
+        assert partition.ledger is not None
+        assert partition.open == 0, partition.open
+        partition.state = "closed"
+        _forget(state, partition)
+        state.reports.append(
+            PartitionReleased(
+                state.identity.worker,
+                state.identity.incarnation,
+                partition.model,
+                place.partition,
+                partition.placement_epoch,
+                partition.ledger.committable,
+            )
+        )
+
+
+def drain_all(state: WorkerState) -> None:
+    """Clean stop: give up everything that has not started."""
+    state.awaiting.clear()
+    for partition in list(state.partitions.values()):
+        if partition.state == "open":
+            release(state, partition)
+        elif partition.ledger is None:
+            close_partition(state, partition)
+
+
+def _fields(partition: Partition) -> dict[str, str | int]:
+    return {
+        "topic": partition.partition.topic,
+        "partition": partition.partition.partition,
+        "placement_epoch": partition.placement_epoch,
+    }

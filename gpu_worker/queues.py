@@ -1,0 +1,150 @@
+"""Admitted items that wait for an engine: by priority lane, then by model in turn, then in order of arrival.
+
+`ordering: key` models run one item of a key at a time: later items of the key are held behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from gpu_worker.state import Engine, Item, ModelQueue, Partition, Replica
+from sie_stream.ids import LANES
+
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+"""Inputs of one batch: bounds the message to the engine."""
+
+
+@dataclass(slots=True)
+class Queues:
+    """All waiting items of a worker."""
+
+    models: dict[tuple[str, str], ModelQueue] = field(default_factory=dict)
+    waiting: tuple[dict[tuple[str, str], ModelQueue], ...] = field(
+        default_factory=lambda: tuple({} for _ in range(LANES))
+    )
+    """Per lane the queues that are not empty, the one whose turn it is first."""
+
+    def queue(self, model: str, version: str) -> ModelQueue:
+        key = (model, version)
+        queue = self.models.get(key)
+        if queue is None:
+            queue = self.models[key] = ModelQueue(model, version)
+        return queue
+
+    def append(self, item: Item) -> None:
+        """Wait for an engine, unless an earlier item of the same key is still open."""
+        if item.key is not None:
+            held = item.queue.by_key.get(item.key)
+            if held is not None:
+                held.append(item)
+                return
+            item.queue.by_key[item.key] = deque()
+        self.push(item)
+
+    def push(self, item: Item) -> None:
+        lane = item.work.priority
+        queue = item.queue
+        items = queue.lanes[lane]
+        if not items:
+            self.waiting[lane][queue.model, queue.version] = queue
+        items.append(item)
+
+    def push_front(self, item: Item) -> None:
+        """Wait again, ahead of the others: it was taken before."""
+        lane = item.work.priority
+        queue = item.queue
+        items = queue.lanes[lane]
+        if not items:
+            self.waiting[lane][queue.model, queue.version] = queue
+        items.appendleft(item)
+
+    def release_key(self, item: Item) -> None:
+        """An item of an ordered model ended: the next one of its key may run."""
+        assert item.key is not None
+        held = item.queue.by_key.get(item.key)
+        if held:
+            self.push(held.popleft())
+        elif held is not None:
+            del item.queue.by_key[item.key]
+
+    def take(self, engine: Engine) -> tuple[Replica, list[Item]] | None:
+        """The next batch for this engine: highest lane first, models in turn, at most the model's batch_max.
+
+        Nothing when nothing waits that a ready replica of this engine may run.
+        """
+        for lane in range(LANES):
+            waiting = self.waiting[lane]
+            for key, queue in waiting.items():
+                replica = ready_on(queue, engine)
+                if replica is None:
+                    continue
+                items = queue.lanes[lane]
+                taken = _front(items, replica.launch.batch_max)
+                del waiting[key]
+                if items:
+                    waiting[key] = queue
+                return replica, taken
+        return None
+
+    def drop_partition(self, partition: Partition) -> int:
+        """Forget what waits of this assignment; the count of forgotten items."""
+        dropped = 0
+        for queue in self.models.values():
+            if queue.model != partition.model:
+                continue
+            for lane, items in enumerate(queue.lanes):
+                kept = [item for item in items if item.partition is not partition]
+                if len(kept) == len(items):
+                    continue
+                dropped += len(items) - len(kept)
+                items.clear()
+                items.extend(kept)
+                if not items:
+                    del self.waiting[lane][queue.model, queue.version]
+            owner = (partition.partition.partition, partition.placement_epoch)
+            for key in [key for key in queue.by_key if key[:2] == owner]:
+                dropped += len(queue.by_key.pop(key))
+        return dropped
+
+    def take_expired(self, now_ms: int) -> list[Item]:
+        """Remove and return every waiting item whose deadline has passed, in queue order."""
+        expired: list[Item] = []
+        for lane in range(LANES):
+            for key in list(self.waiting[lane]):
+                queue = self.waiting[lane][key]
+                items = queue.lanes[lane]
+                late = [item for item in items if is_expired(item, now_ms)]
+                if not late:
+                    continue
+                expired.extend(late)
+                kept = [item for item in items if not is_expired(item, now_ms)]
+                items.clear()
+                items.extend(kept)
+                if not items:
+                    del self.waiting[lane][key]
+        return expired
+
+
+def is_expired(item: Item, now_ms: int) -> bool:
+    return 0 < item.work.deadline_at_ms <= now_ms
+
+
+def ready_on(queue: ModelQueue, engine: Engine) -> Replica | None:
+    """The best ready replica of this queue that lives in `engine`."""
+    for replica in queue.replicas:
+        if replica.engine == engine.key and replica.state == "ready":
+            return replica
+    return None
+
+
+def _front(items: deque[Item], count: int) -> list[Item]:
+    """Take up to `count` items, and no more than BATCH_BYTES_MAX of inputs."""
+    taken: list[Item] = []
+    room = BATCH_BYTES_MAX
+    while items and len(taken) < count:
+        room -= len(items[0].work.inputs)
+        if room < 0 and taken:
+            break
+        taken.append(items.popleft())
+    return taken

@@ -1,0 +1,89 @@
+"""What happens to items whose engine failed while it held them.
+
+When an engine dies, hangs or raises, every item it held is a suspect. Suspects are run alone, one at a time, with
+nothing else in the engine (no other batch, no load), so the next failure has one culprit. An item that was there at
+engine_attempts_max failures ends as `failed` and goes to the dead letters; its innocent neighbours succeed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_worker.engine_port import BatchFailed, EngineDied
+from gpu_worker.state import Batch, Engine, Item
+from gpu_worker.worker_state import WorkerState
+
+POISON = "poison"
+ENGINE_TIMEOUT = "engine_timeout"
+RESTART_PAUSE_MS = (0.0, 0.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
+"""Pause before the process is started again, by deaths in a row without anything useful between them."""
+
+
+def on_engine_died(state: WorkerState, engine: Engine, event: EngineDied) -> None:
+    """All that the engine held are suspects; the caller lets its models be loaded again."""
+    engine_lost(state, engine, POISON, f"the engine process ended ({event.cause})")
+
+
+def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> None:
+    engine.running = False
+    engine.deaths_in_a_row += 1
+    pause = RESTART_PAUSE_MS[min(engine.deaths_in_a_row, len(RESTART_PAUSE_MS) - 1)]
+    engine.down_until = state.at_ms + pause
+    batches = list(engine.outstanding.values())
+    engine.outstanding.clear()
+    for batch in batches:
+        suspect(state, engine, batch, code, message)
+
+
+def on_batch_failed(state: WorkerState, engine: Engine, event: BatchFailed) -> None:
+    """The backend raised: the items of that batch are suspects, the engine lives."""
+    batch = engine.outstanding.pop(event.batch_id, None)
+    if batch is not None:
+        suspect(state, engine, batch, event.code, event.message)
+
+
+def suspect(state: WorkerState, engine: Engine, batch: Batch, code: str, message: str) -> None:
+    """Each item of the batch is retried alone, given up, or (when its partition is being given back) left alone."""
+    for item in batch.items:
+        partition = item.partition
+        if partition.state == "closed":
+            continue
+        partition.running -= 1
+        item.attempts += 1
+        item.code = code
+        item.message = message
+        if item.attempts >= state.settings.engine_attempts_max:
+            state.outcomes.poisoned(item, batch.finisher.launch, state.now_ms, state.output)
+            finish(state, [item])
+        elif partition.state == "open":
+            engine.suspects.append(item)
+        else:
+            abandon(state, item)
+
+
+def abandon(state: WorkerState, item: Item) -> None:
+    """Leave an item to the next owner of its partition: its offset stays unfinished."""
+    item.partition.open -= 1
+    state.closed(item.partition.model, 1)
+
+
+def finish(state: WorkerState, items: Sequence[Item]) -> None:
+    """The ledger's part of an ending. The terminal record is in state.output, so the next commit has both."""
+    start, count = 0, len(items)
+    while start < count:
+        partition = items[start].partition
+        end = start + 1
+        while end < count and items[end].partition is partition:
+            end += 1
+        ledger = partition.ledger
+        assert ledger is not None
+        ledger.finish_many([item.offset for item in items[start:end]])
+        partition.open -= end - start
+        state.dirty[partition.partition] = partition
+        state.closed(partition.model, end - start)
+        start = end
+    for item in items:
+        if item.key is not None:
+            state.queues.release_key(item)
+    if items:
+        state.pacer.pending(state.at_ms)

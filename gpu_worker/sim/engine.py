@@ -1,0 +1,147 @@
+"""Engines under virtual time: every delay, answer and death is decided by the script they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.engine_port import (
+    BatchCompleted,
+    BatchFailed,
+    EngineDied,
+    EngineEvent,
+    EngineKey,
+    EngineStarted,
+    LoadFailed,
+    ModelLoaded,
+)
+from sie_stream.control import ModelLaunch
+from sie_stream.ports import Clock
+
+
+def echo(item: EngineInput) -> EngineOutput:
+    return EngineOutput(item.request_id, outputs=b'{"echo":' + item.inputs + b"}")
+
+
+@dataclass(slots=True)
+class EngineScript:
+    """How virtual engines behave. Request ids name the inputs that break them."""
+
+    start_ms: float = 20.0
+    load_ms: float = 10.0
+    batch_ms: float = 2.0
+    item_ms: float = 0.0
+    answer: Callable[[EngineInput], EngineOutput] = echo
+    kills: set[str] = field(default_factory=set)
+    hangs: set[str] = field(default_factory=set)
+    raises: set[str] = field(default_factory=set)
+    refuses: set[str] = field(default_factory=set)
+    """Models that do not load."""
+    kills_loading: set[str] = field(default_factory=set)
+    """Models whose load ends the process."""
+
+
+@dataclass(slots=True)
+class _Process:
+    busy_until: float
+    load_until: float
+    slots: dict[int, ModelLaunch] = field(default_factory=dict)
+    pending: list[tuple[float, int, EngineEvent]] = field(default_factory=list)
+    hanging: bool = False
+
+
+class SimEngines:
+    """Implements EnginePort. poll() never waits: the simulator moves the clock."""
+
+    def __init__(self, clock: Clock, script: EngineScript | None = None) -> None:
+        self._clock = clock
+        self.script = script or EngineScript()
+        self._processes: dict[EngineKey, _Process] = {}
+        self._sequence = 0
+        self.batches: list[tuple[float, tuple[str, ...]]] = []
+        """When, and which request ids, in the order they were submitted."""
+        self.starts = 0
+
+    def load(self, engine: EngineKey, slot: int, launch: ModelLaunch) -> None:
+        process = self._started(engine)
+        process.load_until = max(process.load_until, self._clock.monotonic_ms()) + self.script.load_ms
+        at = process.load_until
+        if launch.model in self.script.kills_loading:
+            self._later(process, at, EngineDied(engine, "SIGSEGV"))
+        elif launch.model in self.script.refuses:
+            self._later(process, at, LoadFailed(engine, slot, "digest_mismatch", "scripted refusal"))
+        else:
+            process.slots[slot] = launch
+            load_ms = round(self.script.load_ms)
+            event = ModelLoaded(engine, slot, launch.memory_bytes, launch.weights_digest, load_ms, 0)
+            self._later(process, at, event)
+
+    def unload(self, engine: EngineKey, slot: int) -> None:
+        process = self._processes.get(engine)
+        if process is not None:
+            process.slots.pop(slot, None)
+
+    def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None:
+        process = self._processes.get(engine)
+        if process is None:
+            return  # its death is already on the way
+        assert slot in process.slots, (engine, slot)
+        names = tuple(item.request_id for item in items)
+        self.batches.append((self._clock.monotonic_ms(), names))
+        started_at = max(process.busy_until, self._clock.monotonic_ms())
+        took = self.script.batch_ms + self.script.item_ms * len(items)
+        process.busy_until = started_at + took
+        if process.hanging or self.script.hangs.intersection(names):
+            process.hanging = True
+        elif self.script.kills.intersection(names):
+            self._later(process, process.busy_until, EngineDied(engine, "SIGSEGV"))
+        elif self.script.raises.intersection(names):
+            self._later(
+                process, process.busy_until, BatchFailed(engine, batch_id, "engine_error", "scripted exception")
+            )
+        else:
+            outputs = [self.script.answer(item) for item in items]
+            self._later(process, process.busy_until, BatchCompleted(engine, batch_id, outputs, took))
+
+    def stop(self, engine: EngineKey) -> None:
+        self._processes.pop(engine, None)
+
+    def kill(self, engine: EngineKey, cause: str = "SIGKILL") -> None:
+        """Fault: the process ends now."""
+        process = self._processes.get(engine)
+        if process is not None:
+            process.pending.clear()
+            self._later(process, self._clock.monotonic_ms(), EngineDied(engine, cause))
+
+    def poll(self, wait_ms: float) -> list[EngineEvent]:
+        now = self._clock.monotonic_ms()
+        due: list[tuple[float, int, EngineEvent]] = []
+        for engine, process in list(self._processes.items()):
+            process.pending.sort(key=lambda entry: entry[:2])
+            mine = [entry for entry in process.pending if entry[0] <= now]
+            for index, entry in enumerate(mine):
+                if isinstance(entry[2], EngineDied):
+                    del mine[index + 1 :]
+                    del self._processes[engine]
+                    break
+            process.pending = [entry for entry in process.pending if entry[0] > now]
+            due.extend(mine)
+        due.sort(key=lambda entry: entry[:2])
+        return [event for _, _, event in due]
+
+    def close(self) -> None:
+        self._processes.clear()
+
+    def _started(self, engine: EngineKey) -> _Process:
+        process = self._processes.get(engine)
+        if process is None:
+            self.starts += 1
+            ready_at = self._clock.monotonic_ms() + self.script.start_ms
+            process = self._processes[engine] = _Process(ready_at, ready_at)
+            self._later(process, ready_at, EngineStarted(engine, self.starts, {"sim": "1"}))
+        return process
+
+    def _later(self, process: _Process, at: float, event: EngineEvent) -> None:
+        self._sequence += 1
+        process.pending.append((at, self._sequence, event))

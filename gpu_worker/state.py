@@ -1,0 +1,151 @@
+"""The mutable things a worker machine keeps: partitions, items, replicas, engines. Only the machine changes them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from gpu_worker.engine_port import EngineKey
+from schemas.codec import ReplicaResults
+from sie_stream.control import ModelLaunch
+from sie_stream.ids import LANES, TopicPartition
+from sie_stream.offsets import OffsetLedger
+from sie_stream.postprocess import Stage2
+from sie_stream.provenance import Placed
+from sie_stream.records import LogRecord, WorkItem
+
+NEVER = float("-inf")
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """One assignment of one partition. A later assignment of the same partition is another object."""
+
+    partition: TopicPartition
+    model: str
+    placement_epoch: int
+    ledger: OffsetLedger | None = None
+    """There once the committed position is known."""
+    state: Literal["positioning", "open", "releasing", "closed"] = "positioning"
+    releasing: bool = False
+    """To be given back as soon as possible."""
+    lane: int = 0
+    """Lane of its newest item."""
+    open: int = 0
+    """Admitted and unfinished."""
+    running: int = 0
+    """Part of a batch that an engine holds."""
+    backlog: list[LogRecord] = field(default_factory=list)
+    """Polled, but the ledger cannot start them yet; the partition is paused meanwhile."""
+    paused: bool = False
+    written_at: float = NEVER
+    """Monotonic time of the newest commit that covered it."""
+
+
+class Item(Struct, gc=False, eq=False):
+    """A work item between admission and its terminal record."""
+
+    work: WorkItem
+    partition: Partition
+    offset: int
+    queue: ModelQueue
+    key: tuple[int, int, bytes] | None = None
+    """(partition, placement epoch, key) of a model with `ordering: key`."""
+    attempts: int = 0
+    """How often an engine failed while it held this item."""
+    code: str = ""
+    """Error code and message of the newest failure."""
+    message: str = ""
+
+
+class Finisher(Struct, frozen=True):
+    """What is the same for every result of one replica under one placement."""
+
+    launch: ModelLaunch
+    placed: Placed
+    stage2: Stage2
+    results: ReplicaResults
+
+
+class ReplicaKey(NamedTuple):
+    model: str
+    version: str
+    device: str
+    placement_epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One placement of one model version on one device."""
+
+    key: ReplicaKey
+    engine: EngineKey
+    slot: int
+    launch: ModelLaunch
+    state: Literal["waiting", "loading", "ready", "failed", "gone"] = "waiting"
+    """waiting: to be loaded when its engine has time; gone: no longer wanted."""
+    load_attempts: int = 0
+    loading_since: float = NEVER
+    memory_bytes: int = 0
+    weights_digest: str = ""
+    load_ms: int = 0
+    warmup_ms: int = 0
+    finisher: Finisher | None = None
+    """There while the replica is ready."""
+    reported: bool = False
+    """Whether ReplicaReady or ReplicaFailed went out."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelQueue:
+    """What waits for one version of one model."""
+
+    model: str
+    version: str
+    lanes: tuple[deque[Item], ...] = field(default_factory=lambda: tuple(deque() for _ in range(LANES)))
+    replicas: list[Replica] = field(default_factory=list)
+    """Those that may serve it, best first; each may be in any state."""
+    ordered: bool = False
+    """Its model declares `ordering: key`."""
+    by_key: dict[tuple[int, int, bytes], deque[Item]] = field(default_factory=dict)
+    """`ordering: key`: keys with an item waiting or running, and the items held back behind it."""
+
+
+class Batch(Struct, gc=False, eq=False):
+    """Items an engine holds."""
+
+    batch_id: int
+    replica: Replica
+    finisher: Finisher
+    items: list[Item]
+    submitted_at: float
+    submitted_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine process as the machine sees it."""
+
+    key: EngineKey
+    running: bool = False
+    """Whether there is (or is about to be) a process."""
+    replicas: int = 0
+    """Models placed on it, in any state."""
+    outstanding: dict[int, Batch] = field(default_factory=dict)
+    """By batch id, oldest first."""
+    suspects: deque[Item] = field(default_factory=deque)
+    """Items that were there when the engine failed; each is run alone."""
+    to_load: deque[Replica] = field(default_factory=deque)
+    loading: Replica | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    batch_ms: float = 1.0
+    """Smoothed duration of a batch."""
+    finished_at: float = NEVER
+    """When the newest batch finished."""
+    deaths_in_a_row: int = 0
+    """Deaths since the engine last did something useful."""
+    down_until: float = NEVER
+    """No process is started before (monotonic)."""

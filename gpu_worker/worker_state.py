@@ -1,0 +1,78 @@
+"""Everything one worker knows, and the commands of the turn that is being decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpu_worker.engine_port import EngineKey
+from gpu_worker.facts import Identity, Note, WorkerCommand
+from gpu_worker.outcomes import Outcomes, Output
+from gpu_worker.pacing import CommitPacer
+from gpu_worker.queues import Queues
+from gpu_worker.state import Engine, Partition, Replica, ReplicaKey
+from sie_stream.control import ClusterRecord
+from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.settings import Settings
+
+
+@dataclass(slots=True)
+class WorkerState:
+    identity: Identity
+    settings: Settings
+    outcomes: Outcomes
+    pacer: CommitPacer
+    queues: Queues = field(default_factory=Queues)
+    now_ms: int = 0
+    at_ms: float = 0.0
+
+    replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
+    slots: dict[int, Replica] = field(default_factory=dict)
+    engines: dict[EngineKey, Engine] = field(default_factory=dict)
+    next_slot: int = 1
+    next_batch: int = 1
+
+    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
+    by_model: dict[str, dict[TopicPartition, Partition]] = field(default_factory=dict)
+    """The same partitions, by model."""
+    awaiting: dict[TopicPartition, tuple[str, int, bool]] = field(default_factory=dict)
+    """Assignments that start once the results of an earlier one are committed: (model, placement epoch, releasing)."""
+    dirty: dict[TopicPartition, Partition] = field(default_factory=dict)
+    """Partitions with finished offsets that are in no commit yet."""
+    backlogged: dict[TopicPartition, Partition] = field(default_factory=dict)
+    """Partitions with a backlog that may have room again."""
+    committing: dict[TopicPartition, Partition] = field(default_factory=dict)
+    """Partitions of the commit under way."""
+    open_by_model: dict[str, int] = field(default_factory=dict)
+    """Admitted and unfinished, all lanes."""
+    open_total: int = 0
+    touched: dict[str, None] = field(default_factory=dict)
+    """Models whose count changed since back pressure was last looked at."""
+    model_caps: dict[str, int] = field(default_factory=dict)
+    """Computed when needed, forgotten when the replicas of the model change."""
+    pressure_band: int = 0
+    """How many of the worker-wide thresholds open_total exceeds."""
+    output: Output = field(default_factory=lambda: Output([], []))
+    """Results that are in no commit yet."""
+
+    stopping: bool = False
+    commands: list[WorkerCommand] = field(default_factory=list)
+    reports: list[ClusterRecord] = field(default_factory=list)
+
+    @property
+    def names(self) -> TopicNames:
+        return self.settings.topics
+
+    def note(self, event: str, **fields: str | int | float) -> None:
+        self.commands.append(Note(event, fields))
+
+    def opened(self, model: str, count: int) -> None:
+        self.open_by_model[model] = self.open_by_model.get(model, 0) + count
+        self.open_total += count
+        self.touched[model] = None
+
+    def closed(self, model: str, count: int) -> None:
+        left = self.open_by_model.get(model, 0) - count
+        assert left >= 0, (model, left)
+        self.open_by_model[model] = left
+        self.open_total -= count
+        self.touched[model] = None
