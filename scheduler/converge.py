@@ -1,0 +1,364 @@
+"""Bring models towards what is wanted: place replicas, publish routes, hand partitions over, retire old replicas.
+
+The handlers of facts only change the state and say which models to look at; this file alone decides what follows. It
+runs at the end of every step over the models that were touched, and costs nothing for the others.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from scheduler.declarations import drop_if_released
+from scheduler.limits import RETRIES_MAX
+from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
+from scheduler.placement import Chosen, DeviceOffer, PlacementProblem, ReplicaWish, Unplaceable, place
+from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
+from scheduler.step import Step
+
+
+def converge(step: Step) -> None:
+    """Repeat until nothing frees memory any more: what one model gives back, another may be waiting for.
+
+    Ends, because each further round needs a replica that was retired, and rounds place none that they retire.
+    """
+    while step.dirty or step.capacity_freed:
+        if step.capacity_freed:
+            step.capacity_freed = False
+            for model in step.state.models.values():
+                if _missing(model) > 0:
+                    step.look_at(model)
+        names = sorted(step.dirty)
+        step.dirty.clear()
+        models = [step.state.models[name] for name in names if name in step.state.models]
+        _place_missing(step, models)
+        for model in models:
+            _settle(step, model)
+            step.state.models_due_ms = min(step.state.models_due_ms, model_due_ms(model, step.settings.load_timeout_ms))
+
+
+def model_due_ms(model: ModelState, load_timeout_ms: int) -> int:
+    """When a tick has to look at this model next; NEVER_MS when only a fact can change anything."""
+    due = min(model.delete_at_ms, model.topic_due_ms)
+    for replica in model.replicas:
+        if replica.state == "loading":
+            due = min(due, replica.placed_ms + load_timeout_ms)
+    if _missing(model) > 0:
+        due = min(due, model.try_at_ms)
+    return due
+
+
+# ---------------------------------------------------------------- placing
+
+
+def _missing(model: ModelState) -> int:
+    """Replicas of the present generation that should be placed, as soon as the waits are over."""
+    if model.status == "deleting" or not model.topic_ready or model.failures > RETRIES_MAX:
+        return 0
+    return max(0, model.replicas_wanted - len(model.present()))
+
+
+def _may_place(step: Step, model: ModelState) -> bool:
+    """Whether the waits are over: the backoff after a failure; a serving model's wait for a lost worker."""
+    waited_until, model.try_at_ms = model.try_at_ms, NEVER_MS
+    if step.now_ms < model.retry_at_ms:
+        model.try_at_ms = model.retry_at_ms
+        return False
+    returned = any(_is_live(step.state, worker) for worker in model.lost_workers)
+    if returned or not model.lost_workers or step.now_ms >= model.wait_until_ms or not _serving(step.state, model):
+        return True
+    model.try_at_ms = model.wait_until_ms
+    if waited_until != model.wait_until_ms:
+        step.decide(
+            "replacement_deferred",
+            model.model,
+            f"It still serves, so {', '.join(model.lost_workers)} may come back first.",
+            chosen={"wait_ms": model.wait_until_ms - step.now_ms, "missing": _missing(model)},
+            do_nothing="A replica would be loaded elsewhere, and the worker would come back to nothing.",
+        )
+    return False
+
+
+def _is_live(state: ClusterState, worker: str) -> bool:
+    found = state.workers.get(worker)
+    return found is not None and found.status == "live" and not found.stopping
+
+
+def _place_missing(step: Step, models: list[ModelState]) -> None:
+    """One placement problem for all these models."""
+    wishes: list[ReplicaWish] = []
+    for model in models:
+        if _missing(model) > 0 and _may_place(step, model):
+            wishes.extend([_wish(model)] * _missing(model))
+    if not wishes:
+        return
+    plan = place(PlacementProblem(_offers(step.state), tuple(wishes)))
+    for chosen in plan.chosen:
+        _list_replica(step, step.state.models[chosen.wish.model], chosen)
+    for refused in plan.unplaceable:
+        _say_unplaceable(step, step.state.models[refused.wish.model], refused)
+
+
+def _wish(model: ModelState) -> ReplicaWish:
+    return ReplicaWish(
+        model=model.model,
+        generation=model.generation,
+        priority=model.launch.priority,
+        backend=model.launch.backend,
+        memory_bytes=model.launch.memory_bytes,
+        hosts=tuple(replica.worker for replica in model.present()),
+        failed_on=model.failed_on,
+        prefer=model.lost_workers,
+    )
+
+
+def _offers(state: ClusterState, without: ReplicaState | None = None) -> tuple[DeviceOffer, ...]:
+    """Devices of live workers and what is promised on them; `without` asks what if that replica were gone."""
+    reserved: dict[tuple[str, str], tuple[int, int]] = {}
+    for model in state.models.values():
+        for replica in model.replicas:
+            if replica is not without:
+                memory, count = reserved.get((replica.worker, replica.device), (0, 0))
+                reserved[replica.worker, replica.device] = (memory + replica.memory_bytes, count + 1)
+    offers: list[DeviceOffer] = []
+    for worker in state.workers.values():
+        if worker.status != "live" or worker.stopping:
+            continue
+        for device in worker.devices:
+            memory, count = reserved.get((worker.worker, device.device), (0, 0))
+            assert memory <= device.memory_bytes, f"{worker.worker}/{device.device} is promised above its memory"
+            offers.append(
+                DeviceOffer(
+                    worker=worker.worker,
+                    incarnation=worker.incarnation,
+                    device=device.device,
+                    kind=device.kind,
+                    memory_bytes=device.memory_bytes,
+                    reserved_bytes=memory,
+                    replicas=count,
+                    backends=worker.backends,
+                )
+            )
+    return tuple(offers)
+
+
+def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
+    replica = ReplicaState(
+        worker=chosen.worker,
+        incarnation=chosen.incarnation,
+        device=chosen.device,
+        generation=model.generation,
+        placement_epoch=step.offset,
+        memory_bytes=chosen.wish.memory_bytes,
+        placed_ms=step.now_ms,
+    )
+    assert model.replica_at(replica.worker, replica.incarnation, replica.placement_epoch) is None, replica
+    model.replicas.append(replica)
+    model.unplaced = ()
+    model.timings_ms.setdefault("placed", step.now_ms)
+    if _missing(model) == 0:
+        model.lost_workers = ()
+    step.decide(
+        "replica_placed",
+        model.model,
+        f"{model.replicas_wanted} wanted; this device has the room and comes first"
+        f"{' (it held the model before)' if chosen.worker in chosen.wish.prefer else ''}.",
+        chosen={
+            "worker": chosen.worker,
+            "incarnation": chosen.incarnation,
+            "device": chosen.device,
+            "version": model.version,
+            "placement_epoch": step.offset,
+            "memory_bytes": chosen.wish.memory_bytes,
+            "free_bytes_before": chosen.free_bytes_before,
+            "free_bytes_after": chosen.free_bytes_before - chosen.wish.memory_bytes,
+        },
+        rejected=chosen.rejected,
+        do_nothing="Its requests would wait." if len(model.replicas) == 1 else "It would lack a replica.",
+    )
+    step.touch("placements", model.model)
+    step.touch("instances", model.model)
+
+
+def _say_unplaceable(step: Step, model: ModelState, refused: Unplaceable) -> None:
+    """No room. An old version may have to make some; otherwise say why, once per reason."""
+    if _make_room(step, model, refused):
+        return
+    if model.unplaced == refused.why_not:
+        return
+    model.unplaced = refused.why_not
+    model.message = "no device can hold it: " + " ".join(refused.why_not)
+    step.decide(
+        "replica_unplaceable",
+        model.model,
+        "No device can hold it; it is tried again whenever memory is freed or a worker joins.",
+        chosen={
+            "version": model.version,
+            "memory_bytes": refused.wish.memory_bytes,
+            "backend": refused.wish.backend,
+            "missing": _missing(model),
+        },
+        rejected=refused.why_not,
+        do_nothing="There is nothing else to do.",
+    )
+    step.touch("instances", model.model)
+
+
+def _make_room(step: Step, model: ModelState, refused: Unplaceable) -> bool:
+    """Old released first: only when nothing of the new version could be placed, and only what makes it fit."""
+    if model.present() or any(replica.state == "draining" for replica in model.older()):
+        return bool(model.older()) and not model.present()
+    for old in model.older():
+        plan = place(PlacementProblem(_offers(step.state, without=old), (refused.wish,)))
+        if not plan.chosen:
+            continue
+        old.state = "draining"
+        step.decide(
+            "replica_draining",
+            model.model,
+            f"Version {model.version} does not fit beside version {model.launches[old.generation].version}, so the old "
+            f"replica is released first.",
+            chosen={"worker": old.worker, "device": old.device, "memory_bytes": old.memory_bytes},
+            rejected=refused.why_not,
+            do_nothing=f"Version {model.version} would not start.",
+        )
+        step.touch("instances", model.model)
+        return True
+    return False
+
+
+# ---------------------------------------------------------------- serving
+
+
+def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
+    """The replicas that should hold the partitions now."""
+    if model.status == "deleting" and model.delete_at_ms == NEVER_MS:
+        return []
+    ready = [r for r in model.replicas if r.state == "ready" and state.takes_work(r.worker, r.incarnation)]
+    new = [replica for replica in ready if replica.generation == model.generation]
+    old = [replica for replica in ready if replica.generation != model.generation]
+    if not old or not new:
+        return new or old
+    return new if len(new) >= min(len(model.present()), len(old)) else old
+
+
+def _settle(step: Step, model: ModelState) -> None:
+    """Hand over to the present generation when it can serve, share out the partitions, retire who has none."""
+    serving = _serving(step.state, model)
+    if serving and serving[0].generation == model.generation:
+        _drain_older(step, model)
+    _publish_route(step, model)
+    if model.partitions:
+        moves = share_out(model.partitions, len(model.partitions) // model.route.lanes, [r.key for r in serving])
+        # A lost worker cannot answer: its partitions wait for the fence.
+        asked = tuple(p for p in moves.ask_back if p.owner is not None and step.state.live(*p.owner[:2]))
+        for partition in asked:
+            ask_back(partition)
+        for partition, owner in moves.assign:
+            assign(partition, owner, step.offset)
+        if moves.assign or asked:
+            step.touch("placements", model.model)
+            _say_moves(step, model, moves.assign, asked)
+    _retire(step, model)
+    if model.status == "deleting" and model.delete_at_ms == NEVER_MS:
+        drop_if_released(step, model)
+
+
+def _drain_older(step: Step, model: ModelState) -> None:
+    """New before old: the new replicas are ready, so the old ones drain."""
+    for old in model.older():
+        if old.state == "ready":
+            old.state = "draining"
+            step.decide(
+                "replica_draining",
+                model.model,
+                f"Version {model.version} is ready, so the replica of {model.launches[old.generation].version} hands "
+                f"its partitions over.",
+                chosen={"worker": old.worker, "device": old.device, "version": model.launches[old.generation].version},
+                do_nothing="Both versions would keep their memory, and the old one would keep answering.",
+            )
+            step.touch("instances", model.model)
+
+
+def _retire(step: Step, model: ModelState) -> None:
+    """Unlist older replicas that hold no partition any more, and those that never got to serve."""
+    holders = {partition.owner for partition in model.partitions}
+    for old in model.older():
+        if old.state == "ready" or old.key in holders:
+            continue
+        model.replicas.remove(old)
+        step.capacity_freed = True
+        step.decide(
+            "replica_retired",
+            model.model,
+            "It belongs to an older version and holds no partition.",
+            chosen={
+                "worker": old.worker,
+                "device": old.device,
+                "version": model.launches[old.generation].version,
+                "memory_bytes": old.memory_bytes,
+            },
+            do_nothing="It would keep its memory.",
+        )
+        step.touch("placements", model.model)
+        step.touch("instances", model.model)
+    listed = {replica.generation for replica in model.replicas}
+    for generation in [g for g in model.launches if g != model.generation and g not in listed]:
+        del model.launches[generation]
+
+
+def _publish_route(step: Step, model: ModelState) -> None:
+    """The route of the present generation, once its topic exists and no older one is in charge."""
+    if model.status == "deleting" or not model.topic_ready:
+        return
+    older_in_charge = any(replica.state != "draining" for replica in model.older())
+    width = len(model.partitions) // model.route.lanes
+    route = model.published_route
+    if route is not None:
+        unchanged = model.routed_generation == model.generation and route.width == width
+        if unchanged or older_in_charge:
+            return
+    model.published_route = structs.replace(model.route, route_epoch=step.offset, width=width)
+    model.routed_generation = model.generation
+    step.decide(
+        "route_published",
+        model.model,
+        "Its topic exists; requests are taken from now on and wait there until a replica serves them."
+        if route is None
+        else f"Version {model.version} is in charge.",
+        chosen={"version": model.version, "topic": model.route.topic, "width": width, "route_epoch": step.offset},
+        do_nothing="Requests would be answered unknown_model." if route is None else "The old route would stay.",
+    )
+    step.touch("routes", model.model)
+    step.touch("instances", model.model)
+
+
+def _say_moves(
+    step: Step,
+    model: ModelState,
+    given: tuple[tuple[PartitionState, ReplicaKey], ...],
+    asked_back: tuple[PartitionState, ...],
+) -> None:
+    """One decision for all assignments of this step, one for all requests to release."""
+    if given:
+        by_owner: dict[str, list[str]] = {}
+        for partition, owner in given:
+            by_owner.setdefault(owner.worker, []).append(str(partition.partition))
+        step.decide(
+            "partitions_assigned",
+            model.model,
+            "They were free (new, released, or their owner is fenced), and these replicas are ready.",
+            chosen={worker: ", ".join(numbers) for worker, numbers in by_owner.items()},
+            do_nothing="Their requests would wait.",
+        )
+    if asked_back:
+        by_holder: dict[str, list[str]] = {}
+        for partition in asked_back:
+            assert partition.owner is not None, partition
+            by_holder.setdefault(partition.owner.worker, []).append(str(partition.partition))
+        step.decide(
+            "partitions_asked_back",
+            model.model,
+            "Another replica should hold them, or none: the owner drains them, commits, and reports their release.",
+            chosen={worker: ", ".join(numbers) for worker, numbers in by_holder.items()},
+            do_nothing="The shares would stay uneven, or an old version would go on answering.",
+        )

@@ -1,0 +1,262 @@
+"""What people ask for: ApplyModel, DeleteModel, and the work topic that a model needs."""
+
+from __future__ import annotations
+
+from scheduler.launches import Accepted, accept, claimed_name
+from scheduler.limits import DELETE_LINGER_MS, RETRIES_MAX, TOPIC_TIMEOUT_MS, topic_backoff_ms
+from scheduler.partitions import PartitionState
+from scheduler.state import NEVER_MS, ModelState
+from scheduler.step import Step
+from sie_stream.control import ApplyModel, DeleteModel, TopicEnsured, TopicFailed
+from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.ids import LANES, instance_id
+from sie_stream.problems import Problem, SpecError
+from sie_stream.spec import colliding
+
+
+def apply_model(step: Step, record: ApplyModel) -> None:
+    """Accept, refuse or recognise a declaration. A change starts a new generation beside the one that serves."""
+    try:
+        accepted = accept(bytes(record.spec), step.settings.topics)
+        _refuse_confusing_name(step, accepted.model)
+    except ConfigError as error:
+        step.decide(
+            "model_rejected",
+            claimed_name(bytes(record.spec)) or "unnamed",
+            str(error),
+            chosen={"code": error.code, "actor": record.actor},
+            do_nothing="The declaration is ignored; whatever was accepted before goes on.",
+        )
+        return
+    model = step.state.models.get(accepted.model)
+    if model is None:
+        model = _new_model(step, accepted)
+        reason = "A new model; its declaration is valid."
+    elif model.generation and bytes(model.spec) == bytes(accepted.spec):
+        _apply_again(step, model, record.actor)
+        return
+    else:
+        reason = _new_generation(step, model, accepted)
+    model.timings_ms = {"applied": step.now_ms}
+    model.applied_ms = step.now_ms
+    model.message = ""
+    step.decide(
+        "model_accepted",
+        model.model,
+        reason,
+        chosen={
+            "version": model.version,
+            "generation": model.generation,
+            "instance": model.instance,
+            "replicas": model.replicas_wanted,
+            "memory_bytes": model.launch.memory_bytes,
+            "actor": record.actor,
+        },
+        do_nothing="Requests for it are answered unknown_model." if model.generation == 1 else "The old version stays.",
+    )
+    _want_topic(step, model)
+    step.touch("models", model.model)
+    step.touch("instances", model.model)
+    step.look_at(model)
+
+
+def _refuse_confusing_name(step: Step, name: str) -> None:
+    """Raises SpecError when the name's topic and that of another model differ only in what Kafka cannot tell apart."""
+    other = colliding(name, [*step.state.models, *step.state.topic_widths])
+    if other is not None:
+        message = f"there is a topic of {other!r}; the names differ only in '.' and '_', which Kafka cannot tell apart."
+        raise SpecError([Problem("name", repr(name), message, nearest=name.replace(".", "-").replace("_", "-"))])
+
+
+def _new_model(step: Step, accepted: Accepted) -> ModelState:
+    model = ModelState(
+        model=accepted.model,
+        instance=instance_id(accepted.model),
+        spec=accepted.spec,
+        version=accepted.launch.version,
+        generation=1,
+        launches={1: accepted.launch},
+        route=accepted.route,
+        not_enforced=accepted.not_enforced,
+        replicas_wanted=accepted.replicas_wanted,
+        width=max(accepted.width, step.state.topic_widths.get(accepted.model, 0)),
+        applied_ms=step.now_ms,
+    )
+    step.state.models[model.model] = model
+    return model
+
+
+def _new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
+    """The new spec becomes the present generation. Returns the reason, as a sentence."""
+    before = model.version
+    _restore(step, model)
+    model.generation += 1
+    model.spec = accepted.spec
+    model.version = accepted.launch.version
+    model.launches[model.generation] = accepted.launch
+    model.route = accepted.route
+    model.not_enforced = accepted.not_enforced
+    model.replicas_wanted = accepted.replicas_wanted
+    model.width = max(accepted.width, model.width)
+    model.failures = 0
+    model.retry_at_ms = 0
+    model.failed_on = ()
+    model.unplaced = ()
+    if before != model.version:
+        return f"Version {before} is replaced by {model.version}: new replicas are placed beside the old ones."
+    return f"The declaration of version {before} changed: new replicas are placed beside the old ones."
+
+
+def _restore(step: Step, model: ModelState) -> bool:
+    """Take back a deletion that is under way. False when there was none."""
+    if model.status != "deleting":
+        return False
+    model.status = "accepted"
+    model.delete_at_ms = NEVER_MS
+    model.routed_generation = 0
+    return True
+
+
+def _apply_again(step: Step, model: ModelState, actor: str) -> None:
+    """The same declaration again: takes back a deletion, tries failed replicas again, otherwise changes nothing."""
+    if _restore(step, model):
+        reason = "The same declaration as before: its deletion is taken back."
+    elif model.failures > RETRIES_MAX:
+        reason = "The same declaration as before: its replicas, given up after failures, are tried again."
+    else:
+        step.decide(
+            "model_unchanged",
+            model.model,
+            "The same declaration as before; nothing to do.",
+            chosen={"version": model.version, "generation": model.generation, "actor": actor},
+        )
+        return
+    model.failures = 0
+    model.retry_at_ms = 0
+    model.failed_on = ()
+    model.unplaced = ()
+    model.message = ""
+    step.decide(
+        "model_accepted",
+        model.model,
+        reason,
+        chosen={"version": model.version, "generation": model.generation, "actor": actor},
+        do_nothing="It would stay as it was before this was applied.",
+    )
+    step.touch("models", model.model)
+    step.touch("instances", model.model)
+    step.look_at(model)
+
+
+def delete_model(step: Step, record: DeleteModel) -> None:
+    """The route goes at once; replicas and partitions linger so that what is in the topic is worked off."""
+    model = step.state.models.get(record.model)
+    if model is None or model.status == "deleting":
+        why = (
+            "It is being deleted already."
+            if model is not None
+            else f"No model of that name is declared.{did_you_mean(record.model, step.state.models)}"
+        )
+        step.decide("delete_ignored", record.model, why, chosen={"actor": record.actor})
+        return
+    model.status = "deleting"
+    model.delete_at_ms = step.now_ms + DELETE_LINGER_MS
+    model.published_route = None
+    model.routed_generation = 0
+    model.message = "deleted; works off what is in its topic"
+    step.decide(
+        "model_deleting",
+        model.model,
+        f"Asked for by {record.actor or 'somebody unnamed'}. New requests are answered unknown_model; what is in the "
+        f"topic is worked off for {DELETE_LINGER_MS} ms, then its replicas are unloaded.",
+        chosen={"version": model.version, "linger_ms": DELETE_LINGER_MS, "topic_kept": model.route.topic},
+        do_nothing="It would go on serving.",
+    )
+    for table in ("routes", "models", "instances"):
+        step.touch(table, model.model)
+    step.look_at(model)
+
+
+def _want_topic(step: Step, model: ModelState) -> None:
+    """Ask for the work topic unless it exists with all its partitions."""
+    if model.topic_ready:
+        return
+    model.topic_due_ms = step.now_ms + TOPIC_TIMEOUT_MS
+    step.ensure_topic(model)
+
+
+def ask_topic_again(step: Step, model: ModelState) -> None:
+    """No outcome came back in time, or a new leader cannot know whether the old one asked."""
+    assert model.topic_due_ms != NEVER_MS, "only a topic that was asked for is asked for again"
+    model.topic_due_ms = step.now_ms + TOPIC_TIMEOUT_MS
+    step.ensure_topic(model)
+    step.look_at(model)
+
+
+def topic_ensured(step: Step, record: TopicEnsured) -> None:
+    width = record.partitions // LANES
+    step.state.topic_widths[record.model] = max(width, step.state.topic_widths.get(record.model, 0))
+    model = step.state.models.get(record.model)
+    if model is None or record.topic != model.route.topic:
+        step.ignore()
+        return
+    model.width = max(model.width, width)
+    for number in range(len(model.partitions), LANES * width):
+        model.partitions.append(PartitionState(number))
+    if not model.topic_ready:
+        step.ignore()  # the outcome for a generation with fewer partitions; the one for this generation is on its way
+        return
+    if model.topic_due_ms != NEVER_MS:
+        model.topic_due_ms = NEVER_MS
+        model.topic_failures = 0
+        model.message = ""
+    step.look_at(model)
+
+
+def topic_failed(step: Step, record: TopicFailed) -> None:
+    model = step.state.models.get(record.model)
+    if model is None or model.topic_due_ms == NEVER_MS:
+        step.ignore()
+        return
+    model.topic_failures += 1
+    wait_ms = topic_backoff_ms(model.topic_failures)
+    model.topic_due_ms = step.now_ms + wait_ms
+    model.message = f"topic {record.topic}: {record.message}"
+    step.decide(
+        "topic_failed",
+        model.model,
+        f"Topic {record.topic} could not be made: {record.message} Asked for again in {wait_ms} ms.",
+        chosen={"topic": record.topic, "failures": model.topic_failures, "retry_in_ms": wait_ms},
+        do_nothing="The model would have no route.",
+    )
+    step.touch("instances", model.model)
+    step.look_at(model)
+
+
+def release_deleted(step: Step, model: ModelState) -> None:
+    """The linger of a deleted model is over: `converge` asks its partitions back from here on."""
+    assert model.status == "deleting", "only deleted models are released"
+    model.delete_at_ms = NEVER_MS
+    step.look_at(model)
+
+
+def drop_if_released(step: Step, model: ModelState) -> None:
+    """Forget a deleted model whose partitions are all free: its replicas are unlisted and its rows removed."""
+    if any(partition.state != "free" for partition in model.partitions):
+        return
+    del step.state.models[model.model]
+    step.capacity_freed = True
+    step.decide(
+        "model_deleted",
+        model.model,
+        "All its partitions are released, so nothing of it is in work.",
+        chosen={
+            "version": model.version,
+            "replicas_unloaded": len(model.replicas),
+            "memory_bytes": sum(replica.memory_bytes for replica in model.replicas),
+            "topic_kept": model.route.topic,
+        },
+        do_nothing="Its replicas would keep their memory.",
+    )
+    for table in ("placements", "instances", "models"):
+        step.touch(table, model.model)

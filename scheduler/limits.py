@@ -1,0 +1,38 @@
+"""Numbers of the scheduler's policy that nobody has needed to set yet. All times are log time."""
+
+from __future__ import annotations
+
+DELETE_LINGER_MS = 5_000
+"""A deleted model keeps serving this long: ingress may still hold its route, and the topic is worked off."""
+
+REPLACE_AFTER_MS = 10_000
+"""A model that still serves waits this long for a lost worker to come back before it gets a replica elsewhere."""
+
+RETRIES_MAX = 3
+"""A replica that failed is placed again this often."""
+
+RETRY_BACKOFF_MS = 1_000
+"""Before the first retry; doubles with each."""
+
+TOPIC_TIMEOUT_MS = 15_000
+"""EnsureTopic is emitted again when nothing came back for this long."""
+
+TOPIC_BACKOFF_MS = 1_000
+TOPIC_BACKOFF_MAX_MS = 30_000
+"""After TopicFailed; doubles with each failure up to the maximum."""
+
+RECONNECT_MS = 10_000
+"""Longest extra time that workers get to be heard again after the log stood still."""
+
+FORGET_WORKER_MS = 600_000
+"""A worker that ended this long ago is dropped from the state."""
+
+
+def retry_backoff_ms(failures: int) -> int:
+    """Wait after the `failures`-th failure of a replica, counted from 1."""
+    return RETRY_BACKOFF_MS << (failures - 1)
+
+
+def topic_backoff_ms(failures: int) -> int:
+    """Wait after the `failures`-th TopicFailed in a row, counted from 1."""
+    return min(TOPIC_BACKOFF_MS << min(failures - 1, 16), TOPIC_BACKOFF_MAX_MS)

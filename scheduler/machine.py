@@ -1,0 +1,159 @@
+"""The scheduler itself: `step(offset, timestamp_ms, record)` folds one record of sie.cluster and says what follows.
+
+Pure: the same records in the same order give the same commands, byte for byte, in every process. The machine does not
+know whether it leads; it always says what a leader would do. The host drops the commands of records below the offset
+that an earlier leader committed, and publishes the others in one transaction with the offset.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from scheduler.converge import converge, model_due_ms
+from scheduler.declarations import (
+    apply_model,
+    ask_topic_again,
+    delete_model,
+    release_deleted,
+    topic_ensured,
+    topic_failed,
+)
+from scheduler.membership import (
+    check_workers,
+    fence_lost_again,
+    forgive_silence,
+    worker_exited,
+    worker_fenced,
+    worker_heard,
+    worker_joined,
+    worker_left,
+)
+from scheduler.replicas import give_up_waiting, partition_released, replica_failed, replica_ready
+from scheduler.state import NEVER_MS, ClusterState
+from scheduler.step import Step
+from sie_stream.control import (
+    ApplyModel,
+    ClusterRecord,
+    DeleteModel,
+    PartitionReleased,
+    ReplicaFailed,
+    ReplicaReady,
+    SchedulerCommand,
+    SchedulerElected,
+    Tick,
+    TopicEnsured,
+    TopicFailed,
+    WorkerExited,
+    WorkerFenced,
+    WorkerHeartbeat,
+    WorkerJoined,
+    WorkerLeft,
+)
+from sie_stream.settings import Settings
+
+
+class SchedulerMachine:
+    """Owns the state; `state` is for reading."""
+
+    def __init__(self, settings: Settings, state: ClusterState | None = None) -> None:
+        self.settings = settings
+        self.state = ClusterState() if state is None else state
+
+    def step(self, record_offset: int, timestamp_ms: int, record: ClusterRecord) -> list[SchedulerCommand]:
+        """Fold one record. Offsets must grow; `timestamp_ms` is the broker's, and a step back of it is ignored."""
+        state = self.state
+        assert record_offset >= state.next_offset, f"offset {record_offset} was folded already"
+        state.next_offset = record_offset + 1
+        state.now_ms = max(state.now_ms, timestamp_ms)
+        step = Step(state, self.settings, record_offset)
+        dispatch(step, record)
+        if step.dirty or step.capacity_freed:
+            converge(step)
+        return step.commands()
+
+
+def dispatch(step: Step, record: ClusterRecord) -> None:
+    """One handler per kind of record. The most frequent come first."""
+    match record:
+        case WorkerHeartbeat():
+            worker_heard(step, record)
+        case Tick():
+            tick(step, record)
+        case PartitionReleased():
+            partition_released(step, record)
+        case ReplicaReady():
+            replica_ready(step, record)
+        case ReplicaFailed():
+            replica_failed(step, record)
+        case TopicEnsured():
+            topic_ensured(step, record)
+        case TopicFailed():
+            topic_failed(step, record)
+        case ApplyModel():
+            apply_model(step, record)
+        case DeleteModel():
+            delete_model(step, record)
+        case WorkerJoined():
+            worker_joined(step, record)
+        case WorkerExited():
+            worker_exited(step, record)
+        case WorkerLeft():
+            worker_left(step, record)
+        case WorkerFenced():
+            worker_fenced(step, record)
+        case SchedulerElected():
+            elected(step, record)
+        case _:
+            assert_never(record)
+
+
+def elected(step: Step, record: SchedulerElected) -> None:
+    """It wrote this inside a transaction, so it is the only one that can commit decisions."""
+    before = step.state.leader
+    step.state.leader = record.scheduler
+    step.state.leader_is_new = True
+    step.decide(
+        "scheduler_elected",
+        record.scheduler,
+        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.",
+        chosen={"scheduler": record.scheduler, "before": before or "nobody"},
+    )
+
+
+def tick(step: Step, record: Tick) -> None:
+    """Time passes. Looks at workers and models only when one of them can be due."""
+    state = step.state
+    if record.scheduler != state.leader:
+        step.ignore()
+        return
+    gap_ms = step.now_ms - state.last_tick_ms
+    if state.last_tick_ms and gap_ms > max(step.settings.worker_lost_after_ms // 2, 2 * step.settings.tick_ms):
+        forgive_silence(step, gap_ms)
+    state.last_tick_ms = step.now_ms
+    if state.leader_is_new:
+        state.leader_is_new = False
+        fence_lost_again(step)
+        for model in state.models.values():
+            if model.topic_due_ms != NEVER_MS:
+                ask_topic_again(step, model)
+    check_workers(step)
+    if step.now_ms >= state.models_due_ms:
+        check_models(step)
+
+
+def check_models(step: Step) -> None:
+    """Look at every model that is due; the others say when they will be."""
+    state = step.state
+    load_timeout_ms = step.settings.load_timeout_ms
+    state.models_due_ms = NEVER_MS
+    for model in list(state.models.values()):
+        due_ms = model_due_ms(model, load_timeout_ms)
+        if step.now_ms < due_ms:
+            state.models_due_ms = min(state.models_due_ms, due_ms)
+            continue
+        if step.now_ms >= model.delete_at_ms:
+            release_deleted(step, model)
+        if step.now_ms >= model.topic_due_ms:
+            ask_topic_again(step, model)
+        give_up_waiting(step, model)
+        step.look_at(model)

@@ -1,0 +1,144 @@
+"""What workers say about replicas and partitions, and replicas that never say anything."""
+
+from __future__ import annotations
+
+from scheduler.limits import RETRIES_MAX, retry_backoff_ms
+from scheduler.partitions import released
+from scheduler.state import ModelState, ReplicaState
+from scheduler.step import Step
+from sie_stream.control import PartitionReleased, ReplicaFailed, ReplicaReady
+
+
+def replica_ready(step: Step, record: ReplicaReady) -> None:
+    found = _find(step, record)
+    if found is None:
+        return
+    model, replica = found
+    if replica.state != "loading":
+        step.ignore()
+        return
+    replica.state = "ready"
+    took_ms = step.now_ms - replica.placed_ms
+    if replica.generation == model.generation:
+        model.message = ""
+        model.timings_ms.setdefault("loaded", step.now_ms - record.warmup_ms)
+        model.timings_ms.setdefault("ready", step.now_ms)
+        if all(other.state == "ready" for other in model.present()):
+            model.failures = 0
+            model.failed_on = ()
+    step.decide(
+        "replica_ready",
+        model.model,
+        f"Ready {took_ms} ms after it was placed: {record.load_ms} ms to load, {record.warmup_ms} ms to warm up.",
+        chosen={
+            "worker": replica.worker,
+            "device": replica.device,
+            "version": record.version,
+            "placement_epoch": replica.placement_epoch,
+            "memory_bytes_declared": replica.memory_bytes,
+            "memory_bytes_measured": record.memory_bytes,
+        },
+    )
+    step.touch("instances", model.model)
+    step.look_at(model)
+
+
+def replica_failed(step: Step, record: ReplicaFailed) -> None:
+    found = _find(step, record)
+    if found is None:
+        return
+    model, replica = found
+    _fail(step, model, replica, record.code, record.message)
+
+
+def give_up_waiting(step: Step, model: ModelState) -> None:
+    """Part of a tick: a replica that neither loads nor fails in time has failed."""
+    limit_ms = step.settings.load_timeout_ms
+    for replica in [r for r in model.replicas if r.state == "loading"]:
+        waited_ms = step.now_ms - replica.placed_ms
+        if waited_ms >= limit_ms:
+            _fail(step, model, replica, "load_timeout", f"not ready after {waited_ms} ms, {limit_ms} ms are allowed")
+
+
+def partition_released(step: Step, record: PartitionReleased) -> None:
+    """The worker committed and let go. Counts from a lost incarnation as well: the commit came before the report."""
+    model = step.state.models.get(record.model)
+    if model is None or not 0 <= record.partition < len(model.partitions):
+        step.ignore()
+        return
+    partition = model.partitions[record.partition]
+    unasked = partition.state == "assigned"
+    if not released(partition, record.worker, record.incarnation, record.placement_epoch):
+        step.ignore()
+        return
+    if unasked:
+        _notice_stopping(step, record)
+    step.touch("placements", model.model)
+    step.look_at(model)
+
+
+def _notice_stopping(step: Step, record: PartitionReleased) -> None:
+    """A worker that gives back what nobody asked for is stopping; WorkerLeft will follow."""
+    worker = step.state.workers.get(record.worker)
+    if worker is None or worker.incarnation != record.incarnation or worker.stopping:
+        return
+    worker.stopping = True
+    step.decide(
+        "worker_stopping",
+        record.worker,
+        f"It released partition {record.partition} of {record.model} unasked, as a worker does that stops.",
+        chosen={"incarnation": record.incarnation},
+        do_nothing="The partition would be given back to it.",
+    )
+
+
+def _find(step: Step, record: ReplicaReady | ReplicaFailed) -> tuple[ModelState, ReplicaState] | None:
+    """The replica a report is about; None for reports of the past and of workers that are not live."""
+    model = step.state.models.get(record.model)
+    if model is None or not step.state.live(record.worker, record.incarnation):
+        step.ignore()
+        return None
+    replica = model.replica_at(record.worker, record.incarnation, record.placement_epoch)
+    if replica is None:
+        step.ignore()
+        return None
+    return model, replica
+
+
+def _fail(step: Step, model: ModelState, replica: ReplicaState, code: str, message: str) -> None:
+    """Unlist the replica; plan a retry, elsewhere if possible, or give up."""
+    model.replicas.remove(replica)
+    step.capacity_freed = True
+    where = f"{replica.worker}/{replica.device}"
+    model.message = f"{where}: {code}: {message}"
+    if replica.generation != model.generation:
+        plan = "It belonged to an older version and is not replaced."
+    else:
+        model.failures += 1
+        if (replica.worker, replica.device) not in model.failed_on:
+            model.failed_on = (*model.failed_on, (replica.worker, replica.device))
+        plan = _retry_plan(step, model)
+    step.decide(
+        "replica_failed",
+        model.model,
+        f"{where} reported {code}: {message} {plan}",
+        chosen={
+            "worker": replica.worker,
+            "device": replica.device,
+            "code": code,
+            "failures": model.failures,
+            "placement_epoch": replica.placement_epoch,
+        },
+        do_nothing="The model would lack this replica.",
+    )
+    step.touch("placements", model.model)
+    step.touch("instances", model.model)
+    step.look_at(model)
+
+
+def _retry_plan(step: Step, model: ModelState) -> str:
+    if model.failures > RETRIES_MAX:
+        return f"Given up after {RETRIES_MAX} retries; apply the model again to try once more."
+    wait_ms = retry_backoff_ms(model.failures)
+    model.retry_at_ms = step.now_ms + wait_ms
+    return f"Retry {model.failures} of {RETRIES_MAX} in {wait_ms} ms, on another device if one is free."

@@ -1,0 +1,133 @@
+"""The state as rows of the public tables: sie.models, sie.instances, sie.routes, sie.placements."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from msgspec import Struct, structs
+
+from scheduler.limits import RETRIES_MAX
+from scheduler.state import ClusterState, ModelState
+from sie_stream.control import (
+    InstanceRow,
+    ModelRow,
+    PartitionPlacement,
+    PlacementRow,
+    ReplicaPlacement,
+    ReplicaRow,
+    RouteRow,
+)
+from sie_stream.ids import instance_id
+
+ROW_TYPES: dict[str, type[Struct]] = {
+    "models": ModelRow,
+    "instances": InstanceRow,
+    "routes": RouteRow,
+    "placements": PlacementRow,
+}
+
+
+def row_name(table: Literal["models", "instances", "routes", "placements"], model: str) -> str:
+    """Key of the row: the instance id in the table of instances, the model name elsewhere."""
+    return instance_id(model) if table == "instances" else model
+
+
+def build_row(
+    state: ClusterState, table: Literal["models", "instances", "routes", "placements"], name: str
+) -> Struct | None:
+    """The row of model `name`, or None when it has none (any more)."""
+    model = state.models.get(name)
+    if model is None:
+        return None
+    match table:
+        case "models":
+            return model_row(model)
+        case "instances":
+            return instance_row(model)
+        case "routes":
+            return model.published_route
+        case "placements":
+            return placement_row(model)
+        case _:
+            assert_never(table)
+
+
+def model_row(model: ModelState) -> ModelRow:
+    return ModelRow(
+        model=model.model,
+        version=model.version,
+        generation=model.generation,
+        spec=model.spec,
+        status=model.status,
+        applied_at_ms=model.applied_ms,
+        not_enforced=model.not_enforced,
+    )
+
+
+def instance_row(model: ModelState) -> InstanceRow:
+    replicas = tuple(
+        ReplicaRow(
+            worker=replica.worker,
+            incarnation=replica.incarnation,
+            device=replica.device,
+            version=model.launches[replica.generation].version,
+            state=replica.state,
+            placement_epoch=replica.placement_epoch,
+            memory_bytes=replica.memory_bytes,
+        )
+        for replica in model.replicas
+    )
+    return InstanceRow(
+        instance=model.instance,
+        model=model.model,
+        version=model.version,
+        status=instance_status(model),
+        replicas=replicas,
+        message=model.message,
+        timings_ms=dict(model.timings_ms),
+    )
+
+
+def instance_status(model: ModelState) -> Literal["pending", "loading", "ready", "degraded", "deleting"]:
+    """ready: answers, with all replicas there or on their way. degraded: replicas are missing and it has given up, or
+    waits for room. loading, pending: answers nothing yet.
+    """
+    if model.status == "deleting":
+        return "deleting"
+    if model.failures > RETRIES_MAX:
+        return "degraded"
+    ready = sum(replica.state == "ready" for replica in model.replicas)
+    loading = sum(replica.state == "loading" for replica in model.present())
+    if ready == 0:
+        return "loading" if loading else "pending"
+    return "ready" if len(model.present()) >= model.replicas_wanted or loading else "degraded"
+
+
+def placement_row(model: ModelState) -> PlacementRow:
+    replicas = tuple(
+        ReplicaPlacement(
+            worker=replica.worker,
+            incarnation=replica.incarnation,
+            device=replica.device,
+            placement_epoch=replica.placement_epoch,
+            launch=model.launches[replica.generation],
+        )
+        for replica in model.replicas
+    )
+    partitions = tuple(
+        PartitionPlacement(
+            partition=partition.partition,
+            worker=partition.owner.worker,
+            incarnation=partition.owner.incarnation,
+            placement_epoch=partition.epoch,
+            state=partition.state,
+        )
+        for partition in model.partitions
+        if partition.owner is not None and partition.state != "free"
+    )
+    return PlacementRow(model=model.model, topic=model.route.topic, replicas=replicas, partitions=partitions)
+
+
+def published(route: RouteRow, epoch: int, width: int) -> RouteRow:
+    """The route of a generation as ingress gets it."""
+    return structs.replace(route, route_epoch=epoch, width=width)

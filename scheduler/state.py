@@ -1,0 +1,199 @@
+"""What the scheduler knows: the fold of sie.cluster. Mutable, owned by one machine, changed only inside `step`.
+
+Every dict is iterated in the order its keys were first written, which the log decides, or sorted; so the same log gives
+the same state and the same bytes in every process. `to_bytes` and `from_bytes` carry it through sie.snapshots.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from scheduler.fleet import WorkerStatus
+from scheduler.partitions import PartitionState, ReplicaKey
+from sie_stream.control import Device, ModelLaunch, RouteRow
+from sie_stream.ids import LANES
+
+STATE_FORMAT = 1
+"""Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
+
+NEVER_MS = 1 << 62
+"""A time that does not come."""
+
+
+class WorkerState(Struct):
+    """The present incarnation of one worker, and the incarnations it replaced."""
+
+    worker: str
+    incarnation: str
+    host: str
+    pid: int
+    devices: tuple[Device, ...]
+    backends: tuple[str, ...]
+    versions: dict[str, str]
+    joined_ms: int
+    last_heard_ms: int
+    status: WorkerStatus = "live"
+    ended_ms: int = 0
+    """When it became lost, fenced or left."""
+    fence_due_ms: int = NEVER_MS
+    """When FenceWorker is emitted (again), as long as no WorkerFenced answers it."""
+    stopping: bool = False
+    """It gives partitions back unasked, so it is on its way out: it gets no work any more."""
+    past: tuple[str, ...] = ()
+    """Incarnations that this one, or its predecessors, replaced; the newest last."""
+
+
+class ReplicaState(Struct):
+    """One replica of one generation of a model on one worker incarnation."""
+
+    worker: str
+    incarnation: str
+    device: str
+    generation: int
+    placement_epoch: int
+    memory_bytes: int
+    placed_ms: int
+    state: Literal["loading", "ready", "draining"] = "loading"
+
+    @property
+    def key(self) -> ReplicaKey:
+        return ReplicaKey(self.worker, self.incarnation, self.placement_epoch)
+
+
+class ModelState(Struct):
+    """One declared model: what was asked for, and how far it got."""
+
+    model: str
+    instance: str
+    spec: Raw
+    """The accepted spec as canonical JSON."""
+    version: str
+    generation: int
+    """Counts accepted changes of the spec."""
+    launches: dict[int, ModelLaunch]
+    """By generation: the present one, and those that still have replicas."""
+    route: RouteRow
+    """Route of the present generation; epoch and width are filled in when it is published."""
+    not_enforced: tuple[str, ...]
+    replicas_wanted: int
+    width: int
+    """Buckets per lane; never below that of the topic as it exists."""
+    applied_ms: int
+    status: Literal["accepted", "deleting"] = "accepted"
+    delete_at_ms: int = NEVER_MS
+    """When the partitions of a deleted model are asked back."""
+    topic_due_ms: int = NEVER_MS
+    """When EnsureTopic is emitted (again), as long as no TopicEnsured answers it."""
+    topic_failures: int = 0
+    routed_generation: int = 0
+    """Generation of the published route; 0: none is published."""
+    published_route: RouteRow | None = None
+    """The route as it was last published."""
+    replicas: list[ReplicaState] = field(default_factory=list)
+    """In the order they were placed."""
+    partitions: list[PartitionState] = field(default_factory=list)
+    """Index = partition number. Empty until the topic exists."""
+    failures: int = 0
+    """Replicas of this generation that failed since the last success or apply."""
+    retry_at_ms: int = 0
+    """Not placed again before this."""
+    failed_on: tuple[tuple[str, str], ...] = ()
+    """(worker, device) where this generation failed."""
+    unplaced: tuple[str, ...] = ()
+    """Why the last attempt to place a replica found no room; said once, and again when it changes."""
+    lost_workers: tuple[str, ...] = ()
+    """Workers that held a ready replica and were lost; preferred when they come back."""
+    wait_until_ms: int = 0
+    """A model that still serves waits this long for a lost worker to come back, before a replica goes elsewhere."""
+    try_at_ms: int = NEVER_MS
+    """When a missing replica that waits (backoff, or a lost worker) is due; NEVER_MS when it waits for room."""
+    message: str = ""
+    """Why it is not ready, for people."""
+    timings_ms: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def launch(self) -> ModelLaunch:
+        return self.launches[self.generation]
+
+    @property
+    def topic_ready(self) -> bool:
+        """The topic has all the partitions that the present generation wants."""
+        return len(self.partitions) >= LANES * self.width
+
+    def replica_at(self, worker: str, incarnation: str, placement_epoch: int) -> ReplicaState | None:
+        for replica in self.replicas:
+            if replica.placement_epoch == placement_epoch and (replica.worker, replica.incarnation) == (
+                worker,
+                incarnation,
+            ):
+                return replica
+        return None
+
+    def present(self) -> list[ReplicaState]:
+        """Replicas of the present generation that load or serve."""
+        return [r for r in self.replicas if r.generation == self.generation and r.state != "draining"]
+
+    def older(self) -> list[ReplicaState]:
+        """Replicas of earlier generations that still serve or drain."""
+        return [r for r in self.replicas if r.generation != self.generation]
+
+
+class ClusterState(Struct):
+    """Everything, after folding the records below `next_offset`."""
+
+    format: int = STATE_FORMAT
+    next_offset: int = 0
+    now_ms: int = 0
+    """Timestamp of the last record; never steps back."""
+    leader: str = ""
+    leader_is_new: bool = False
+    """The leader has not ticked yet: on its first tick, side effects without an outcome are asked for again."""
+    last_tick_ms: int = 0
+    workers: dict[str, WorkerState] = field(default_factory=dict)
+    models: dict[str, ModelState] = field(default_factory=dict)
+    topic_widths: dict[str, int] = field(default_factory=dict)
+    """{model: width} of every work topic that was ever ensured. A topic never shrinks, and outlives its model."""
+    workers_due_ms: int = NEVER_MS
+    """No worker can need attention before this; a lower bound, so that a tick usually looks at nobody."""
+    models_due_ms: int = NEVER_MS
+    """The same for models."""
+    facts_ignored: int = 0
+    """Facts of incarnations that are unknown, replaced, fenced or lost, or that answer something of the past."""
+
+    def live(self, worker: str, incarnation: str) -> bool:
+        found = self.workers.get(worker)
+        return found is not None and found.incarnation == incarnation and found.status == "live"
+
+    def takes_work(self, worker: str, incarnation: str) -> bool:
+        return self.live(worker, incarnation) and not self.workers[worker].stopping
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(ClusterState)
+
+
+class _Head(Struct):
+    """The part of a snapshot that every format has."""
+
+    format: int = 0
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+
+
+def to_bytes(state: ClusterState) -> bytes:
+    """JSON of the state (specs and schemas pass through as they are); the same state gives the same bytes."""
+    return _encoder.encode(state)
+
+
+def from_bytes(data: bytes) -> ClusterState | None:
+    """The state back; None when it was written in another format (fold from the beginning instead).
+
+    Raises msgspec.MsgspecError for bytes that are no snapshot.
+    """
+    if _head_decoder.decode(data).format != STATE_FORMAT:
+        return None
+    return _decoder.decode(data)

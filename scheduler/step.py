@@ -1,0 +1,84 @@
+"""The frame of one step: which record is being folded, and what it has led to so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from scheduler.rows import build_row, row_name
+from scheduler.state import ClusterState, ModelState
+from sie_stream.control import Decision, EnsureTopic, FenceWorker, PublishState, RecordDecision, SchedulerCommand
+from sie_stream.settings import Settings
+
+Table = Literal["models", "instances", "routes", "placements"]
+
+
+class Step:
+    """Collects the commands of one record. Handlers change the state and call these; `commands` builds the list."""
+
+    def __init__(self, state: ClusterState, settings: Settings, offset: int) -> None:
+        self.state = state
+        self.settings = settings
+        self.offset = offset
+        self.now_ms = state.now_ms
+        self.capacity_freed = False
+        """Memory or a worker became available: models that lack replicas are looked at again."""
+        self.dirty: dict[str, None] = {}
+        """Models whose desired state may have changed."""
+        self._decisions: list[RecordDecision] = []
+        self._rows: dict[tuple[Table, str], None] = {}
+        self._effects: list[FenceWorker | EnsureTopic] = []
+
+    def decide(
+        self,
+        kind: str,
+        subject: str,
+        reason: str,
+        chosen: Mapping[str, str | int] | None = None,
+        rejected: tuple[str, ...] = (),
+        do_nothing: str = "",
+    ) -> None:
+        """Record one decision. `reason` says why in a sentence, `do_nothing` what would have happened without it."""
+        decision = Decision(
+            decision=f"d-{self.offset}-{len(self._decisions)}",
+            kind=kind,
+            subject=subject,
+            reason=reason,
+            cause_offset=self.offset,
+            at_ms=self.now_ms,
+            chosen=dict(chosen or {}),
+            rejected=rejected,
+            do_nothing=do_nothing,
+        )
+        self._decisions.append(RecordDecision(decision))
+
+    def touch(self, table: Table, model: str) -> None:
+        """The row of `model` in this table changed: publish it as it is at the end of the step."""
+        self._rows[table, model] = None
+
+    def look_at(self, model: ModelState) -> None:
+        """Bring this model towards what is wanted before the step ends."""
+        self.dirty[model.model] = None
+
+    def fence(self, worker: str, incarnation: str) -> None:
+        self._effects.append(FenceWorker(worker, incarnation))
+
+    def ensure_topic(self, model: ModelState) -> None:
+        self._effects.append(EnsureTopic(model.model, model.route.topic, partitions=model.route.lanes * model.width))
+
+    def ignore(self) -> None:
+        """A fact of the past, or of somebody the scheduler does not know (any more)."""
+        self.state.facts_ignored += 1
+
+    def commands(self) -> list[SchedulerCommand]:
+        """Decisions, then rows in the order they were touched, then side effects."""
+        commands: list[SchedulerCommand] = []
+        commands.extend(self._decisions)
+        for table, model in self._rows:
+            row = build_row(self.state, table, model)
+            body = None if row is None else msgspec.Raw(msgspec.json.encode(row))
+            commands.append(PublishState(table, row_name(table, model), body))
+        commands.extend(self._effects)
+        return commands
