@@ -13,6 +13,16 @@ SLICES = 32
 """The window is forgotten in this many pieces: an id lives for the window and at most 1/32 of it longer."""
 
 
+_empty = blake2b(digest_size=8)
+
+
+def digest_of(request_id: str) -> bytes:
+    """8-byte blake2b of the id. Copying an empty hash is cheaper than making one."""
+    state = _empty.copy()
+    state.update(request_id.encode())
+    return state.digest()
+
+
 class DedupeWindow:
     """Digests of the ids seen during the last `window_ms`, at most `entries_max` of them (the oldest go first).
 
@@ -37,7 +47,7 @@ class DedupeWindow:
 
     def seen(self, request_id: str, timestamp_ms: int) -> bool:
         """True if the id is remembered; otherwise remembers it as of `timestamp_ms` and returns False."""
-        digest = blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        digest = digest_of(request_id)
         number = timestamp_ms // self._slice_ms
         if number > self._newest:
             self._advance(number)
@@ -49,32 +59,32 @@ class DedupeWindow:
 
     def remember(self, entries: Iterable[tuple[str, int]]) -> None:
         """Many (request id, time) pairs at once, as read back from the log."""
-        slice_ms, slice_of = self._slice_ms, self._slice_of
+        slice_ms, slice_of, newest = self._slice_ms, self._slice_of, self._newest
         for request_id, timestamp_ms in entries:
-            digest = blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            digest = digest_of(request_id)
             if digest in slice_of:
                 continue
             number = timestamp_ms // slice_ms
-            if number > self._newest:
+            if number > newest:
                 self._advance(number)
-            if self._enabled and number >= self._newest - self._kept:
+                newest = number
+            if self._enabled and number >= newest - self._kept:
                 self._add(digest, number)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """As if these ids had never been seen: the transaction that took them up was aborted."""
         for request_id in request_ids:
-            self._slice_of.pop(blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), None)
+            self._slice_of.pop(digest_of(request_id), None)
 
     def _add(self, digest: bytes, number: int) -> None:
         if len(self._slice_of) >= self._entries_max:
             self._make_room()
         self._slice_of[digest] = number
-        members = self._slices.get(number)
-        if members is None:
+        try:
+            self._slices[number].append(digest)
+        except KeyError:
             self._slices[number] = [digest]
             self._oldest = min(self._oldest, number) if len(self._slices) > 1 else number
-        else:
-            members.append(digest)
 
     def _advance(self, number: int) -> None:
         self._newest = number

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import sha256
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from sie_stream.control import RouteRow
 from sie_stream.errors import InvalidRequest
@@ -186,6 +187,14 @@ class ResultTopics(Struct, frozen=True):
 
 
 NO_COPIES = ResultTopics()
+_json = msgspec.json.Encoder()
+
+
+def result_json(result: Result) -> bytes:
+    """JSON form of a result: the same names as in Avro, `outputs` as an object."""
+    fields = {name: getattr(result, name) for name in Result.__struct_fields__}
+    fields["outputs"] = None if result.outputs is None else Raw(result.outputs)
+    return _json.encode(fields)
 
 
 def terminal_writes(
@@ -196,7 +205,7 @@ def terminal_writes(
     encode: Callable[[Result], bytes],
     encode_json: Callable[[Result], bytes],
 ) -> list[LogWrite]:
-    """The terminal record and its copies. `encode` gives framed Avro, `encode_json` the JSON form."""
+    """The terminal record and its copies. `encode` gives framed Avro, `encode_json` is result_json."""
     own_key = result_key(key, result.request_id)
     avro = encode(result)
     headers = ((REQUEST_ID_HEADER, result.request_id.encode("utf-8", "surrogatepass")),)

@@ -14,8 +14,9 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from msgspec import Raw, Struct
 
-from schemas import codec, reference
-from schemas.wire import CodecError, schema_id_of
+from schemas import codec
+from schemas.codec import CodecError, SchemaTable
+from schemas.reference import RELEASED_TABLE
 from sie_stream.errors import InvalidRequest, did_you_mean
 from sie_stream.ids import derived_request_id
 from sie_stream.problems import shown
@@ -46,8 +47,11 @@ _CODE_OF_CODEC = {"empty_record": "empty_record", "unknown_schema_id": "unknown_
 
 
 class Limits(NamedTuple):
+    """What a record may be. `schemas`: registered Avro schemas of users, besides our own."""
+
     request_bytes_max: int
     json_depth_max: int
+    schemas: SchemaTable = RELEASED_TABLE
 
 
 class Bound(NamedTuple):
@@ -74,10 +78,12 @@ _text_encoder = msgspec.json.Encoder()
 
 def decode_request(record: LogRecord, limits: Limits) -> tuple[InferenceRequest, int]:
     """The request (JSON, or Avro in Confluent framing) and its schema id (0: JSON). Raises InvalidRequest."""
-    value = checked_value(record, limits)
+    value = record.value
+    if not value or len(value) + len(record.key or b"") > limits.request_bytes_max:
+        value = checked_value(record, limits)
     if value[0] == 0:
         return _decode_avro(value, limits)
-    return _decode_json(value, limits), 0
+    return _decode_json(value), 0
 
 
 def decode_bound(record: LogRecord, bound: Bound, limits: Limits) -> tuple[InferenceRequest, int]:
@@ -92,10 +98,10 @@ def decode_bound(record: LogRecord, bound: Bound, limits: Limits) -> tuple[Infer
             inputs = Raw(_text_encoder.encode({bound.text_field: text}))
             return InferenceRequest(instance=bound.instance, inputs=inputs), 0
         case "avro":
-            inputs, schema_id = _avro_fields(value)
+            inputs, schema_id = _avro_fields(value, limits)
             return InferenceRequest(instance=bound.instance, inputs=inputs), schema_id
         case "request-json":
-            request, schema_id = _decode_json(value, limits), 0
+            request, schema_id = _decode_json(value), 0
         case _:
             request, schema_id = _decode_avro(value, limits)
     if not request.model and not request.instance:
@@ -150,12 +156,16 @@ def header_request_id(record: LogRecord) -> str:
     return text if id_fits(text) else ""
 
 
-def remembered_id(record: LogRecord) -> str:
-    """The id by which a record read back from the log is remembered: header first, else a minimal decode."""
+def remembered_id(record: LogRecord, bound: Bound | None) -> str:
+    """The id by which a record read back from the log is remembered, or empty: header first, else a minimal decode."""
     if record.headers:
-        return recovered_request_id(record)
+        given = header_request_id(record)
+        if given:
+            return given
     value = record.value
-    return _id_in(value) if value else ""
+    if not value or (bound is not None and not bound.deserializer.startswith("request-")):
+        return ""
+    return _id_in(value)
 
 
 def _id_in(value: bytes) -> str:
@@ -177,8 +187,10 @@ def id_fits(request_id: str) -> bool:
 # ------------------------------------------------------------------------------------------------ JSON
 
 
-def _decode_json(value: bytes, limits: Limits) -> InferenceRequest:
-    _check_json_bytes(value, limits)
+def _decode_json(value: bytes) -> InferenceRequest:
+    """Nesting is not counted here: it can only be inside `inputs` and `parameters`, which are looked into later."""
+    if not value.isascii():
+        _text(value)
     try:
         return request_decoder.decode(value)
     except (ValueError, RecursionError) as refusal:  # msgspec's errors are ValueErrors
@@ -186,15 +198,16 @@ def _decode_json(value: bytes, limits: Limits) -> InferenceRequest:
 
 
 def _check_json_bytes(value: bytes, limits: Limits) -> None:
-    """UTF-8 and nesting; cheap for ordinary records."""
+    """UTF-8 and nesting."""
     if not value.isascii():
         _text(value)
-    if value.count(b"[") + value.count(b"{") > limits.json_depth_max:
-        depth = _depth(value, limits.json_depth_max)
-        if depth > limits.json_depth_max:
-            raise InvalidRequest(
-                "too_deep", f"the JSON has more than {limits.json_depth_max} levels (setting json_depth_max)."
-            )
+    check_depth(value, limits.json_depth_max)
+
+
+def check_depth(value: bytes, levels_max: int) -> None:
+    """Raises InvalidRequest (`too_deep`). Cheap for JSON with few brackets."""
+    if value.count(b"[") + value.count(b"{") > levels_max and _depth(value, levels_max) > levels_max:
+        raise InvalidRequest("too_deep", f"the JSON has more than {levels_max} levels (setting json_depth_max).")
 
 
 def _text(value: bytes) -> str:
@@ -264,7 +277,7 @@ def _explain(value: bytes, refusal: Exception) -> NoReturn:
 
 def _decode_avro(value: bytes, limits: Limits) -> tuple[InferenceRequest, int]:
     try:
-        request, schema_id = codec.decode_request(value)
+        request, schema_id = codec.decode_request(value, limits.schemas)
     except CodecError as refusal:
         raise _avro_refusal(refusal) from refusal
     _check_json_text(bytes(request.inputs), "inputs", limits)
@@ -285,18 +298,12 @@ def _check_json_text(text: bytes, field: str, limits: Limits) -> None:
         raise InvalidRequest(code, f"{field} is not JSON: {refusal}.", field) from refusal
 
 
-def _avro_fields(value: bytes) -> tuple[Raw, int]:
+def _avro_fields(value: bytes, limits: Limits) -> tuple[Raw, int]:
     """The fields of any Avro record whose schema is registered, as a JSON object."""
     try:
-        schema_id = schema_id_of(value)
-        schema = reference.parsed(schema_id)
-        fields = reference.read(value, schema, schema)
+        return codec.decode_fields(value, limits.schemas)
     except CodecError as refusal:
         raise _avro_refusal(refusal) from refusal
-    try:
-        return Raw(_text_encoder.encode(fields)), schema_id
-    except (TypeError, ValueError) as refusal:
-        raise InvalidRequest("bad_avro", f"the record has fields that are not JSON: {refusal}.") from refusal
 
 
 def _avro_refusal(refusal: CodecError) -> InvalidRequest:
@@ -306,19 +313,22 @@ def _avro_refusal(refusal: CodecError) -> InvalidRequest:
 # ------------------------------------------------------------------------------------------------ fields
 
 
-def check_fields(request: InferenceRequest) -> None:
+def check_fields(request: InferenceRequest, limits: Limits) -> None:
     """What the types cannot say. Raises InvalidRequest; the order is fixed, so a request always has one code."""
+    if (
+        request.model
+        and not request.instance
+        and request.parameters is None
+        and request.deadline_ms is None
+        and request.session is None
+        and request.tenant is None
+    ):
+        return
     if not request.model and not request.instance:
         raise InvalidRequest("missing_model", "the request names no model: set `model` or `instance`.", "model")
     if request.model and request.instance:
         raise InvalidRequest(
             "ambiguous_model", "the request names both `model` and `instance`: set one of them.", "instance"
-        )
-    if request.request_id and not id_fits(request.request_id):
-        raise InvalidRequest(
-            "bad_request_id",
-            f"request_id = {shown(request.request_id)}: must be at most {NAME_CHARS_MAX} printable characters.",
-            "request_id",
         )
     deadline = request.deadline_ms
     if deadline is not None and not 1 <= deadline <= DEADLINE_MS_MAX:
@@ -329,6 +339,8 @@ def check_fields(request: InferenceRequest) -> None:
         raise InvalidRequest("too_long", f"session is longer than {NAME_CHARS_MAX} characters.", "session")
     if request.tenant is not None and len(request.tenant) > NAME_CHARS_MAX:
         raise InvalidRequest("too_long", f"tenant is longer than {NAME_CHARS_MAX} characters.", "tenant")
+    if request.parameters is not None:
+        check_depth(bytes(request.parameters), limits.json_depth_max)
     parameters = b"null" if request.parameters is None else bytes(request.parameters)
     if parameters[:1] != b"{" and parameters != b"null":
         raise InvalidRequest("wrong_type", f"parameters must be {_EXPECTED['parameters']}.", "parameters")

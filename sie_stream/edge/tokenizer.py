@@ -23,10 +23,12 @@ class TemplateRefusal(TemplateError):
 
 
 class LoadedTokenizer:
-    """Implements processors.tokenise.TextEncoder, and detokenises for Stage 2. May be shared between threads."""
+    """Implements processors.tokenise.TextEncoder, and detokenises for Stage 2. May be shared between threads.
+
+    Truncation is kept where tokenizer.json asks for it (embedders that cut long texts); padding belongs to engines.
+    """
 
     def __init__(self, tokenizer: Tokenizer, digest: str, template: ChatTemplate | None) -> None:
-        tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = template
@@ -117,10 +119,11 @@ def safe_separators(tokenizer: Tokenizer) -> dict[str, int]:
 
     The library takes un-normalised added tokens out of the raw text first and treats each remaining piece alone. Not
     independent are pieces next to tokens that swallow blanks or ask for word boundaries, and pieces of a
-    pre-tokenizer that treats the start of the whole text differently (Metaspace with prepend_scheme `first`).
+    pre-tokenizer that treats the start of the whole text differently (Metaspace with prepend_scheme `first`), and
+    nothing is where long texts are cut.
     """
     spec = json.loads(tokenizer.to_str())
-    if "first" in _values_of(spec.get("pre_tokenizer"), "prepend_scheme"):
+    if spec.get("truncation") or "first" in _values_of(spec.get("pre_tokenizer"), "prepend_scheme"):
         return {}
     added = tokenizer.get_added_tokens_decoder()
     if any(token.lstrip or token.rstrip or token.single_word for token in added.values()):

@@ -1,0 +1,201 @@
+"""From a decoded, routed request to its work item, or to the reason why there is none. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from processors.ingress.decode import HEADER_BYTES_MAX, check_depth
+from processors.ingress.routes import CompiledRoute, RouteTable
+from processors.tokenise import TextInputs, check_context, text_tokens
+from schemas import codec
+from sie_stream.admission import Quotas
+from sie_stream.control import RouteRow
+from sie_stream.errors import InvalidRequest
+from sie_stream.ids import keyed_hash
+from sie_stream.provenance import KEY_BYTES_MAX
+from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, LogWrite, WorkItem, header
+from sie_stream.routing import PRIORITY_LANES, bucket_of, sticky_key
+from sie_stream.settings import Settings
+
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+SEED_BITS = 53
+"""A derived seed fits a double, so that JavaScript reads it from a JSON result unchanged."""
+WORK_OVERHEAD_BYTES = 1_024
+NO_PARAMETERS = b"null"
+
+
+class _Parameters(Struct, frozen=True, gc=False):
+    """The one parameter that ingress reads."""
+
+    seed: int | None = None
+
+
+class WorkBuilder:
+    """Makes work items. Holds the quotas, the only thing here that remembers."""
+
+    def __init__(self, settings: Settings, routes: RouteTable, topic_exists: Callable[[str], bool]) -> None:
+        self.share = 1.0
+        """Part of every quota that belongs to this process."""
+        self.verify_topics = False
+        """Look for the work topic before writing to it; set once a transaction was aborted."""
+        self.work_bytes_max = settings.record_bytes_max - WORK_OVERHEAD_BYTES
+        self._prefix = settings.topic_prefix
+        self._json_depth_max = settings.json_depth_max
+        self._routes = routes
+        self._topic_exists = topic_exists
+        self._quotas = Quotas()
+        self._parameters = msgspec.json.Decoder(_Parameters)
+        self._text_inputs = msgspec.json.Decoder(TextInputs)
+
+    def work(
+        self,
+        record: LogRecord,
+        request_id: str,
+        request: InferenceRequest,
+        schema_id: int,
+        route: CompiledRoute,
+        version: str,
+        now_ms: int,
+    ) -> LogWrite:
+        """The work item of a good request. Raises InvalidRequest for every other one."""
+        row = route.row
+        key = record.key or b""
+        variant = route.only
+        if version or variant is None:
+            variant = route.variant(sticky_key(request.session, key, request_id), version)
+        deadline_ms = request.deadline_ms or row.deadline_ms
+        deadline_at_ms = record.timestamp_ms + deadline_ms if deadline_ms else 0
+        if deadline_at_ms and now_ms >= deadline_at_ms:
+            raise InvalidRequest(
+                "deadline_exceeded", f"the deadline of {deadline_ms} ms had passed when the request was taken up."
+            )
+        inputs, token_ids, parameters, seed = self._inspect(request_id, request, route, now_ms)
+        lane = row.priority if request.priority is None else PRIORITY_LANES[request.priority]
+        partition = lane
+        if row.width != 1:
+            partition = lane * row.width + bucket_of(sticky_key(request.session, key, request_id), row.width)
+        value = codec.encode_work(
+            WorkItem(
+                request_id,
+                row.instance,
+                row.model,
+                variant.version,
+                variant.variant,
+                row.route_epoch,
+                lane,
+                inputs,
+                key if len(key) <= KEY_BYTES_MAX else b"",
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp_ms,
+                now_ms,
+                now_ms,
+                schema_id,
+                deadline_at_ms,
+                parameters,
+                token_ids,
+                seed,
+                request.session,
+                request.tenant,
+                request.stream,
+                self.reply_topic(request.reply_topic) if request.reply_topic else None,
+                route.output_topic,
+                _traceparent(record) if record.headers else None,
+            )
+        )
+        if len(value) > self.work_bytes_max:
+            raise InvalidRequest(
+                "payload_too_large",
+                f"the request has {len(value)} bytes with its tokens, allowed are {self.work_bytes_max}.",
+            )
+        return LogWrite(row.topic, value, request.session.encode() if request.session else record.key, partition)
+
+    def _inspect(
+        self, request_id: str, request: InferenceRequest, route: CompiledRoute, now_ms: int
+    ) -> tuple[bytes, tuple[int, ...] | None, bytes | None, int | None]:
+        """Inputs, token ids, parameters and seed, after everything that looks into them agreed."""
+        row = route.row
+        if route.broken:
+            raise InvalidRequest("model_unavailable", f"model {row.model!r} cannot be served: {route.broken}", "model")
+        if self.verify_topics and not self._topic_exists(row.topic):
+            raise InvalidRequest("model_unavailable", f"the work topic {row.topic!r} does not exist.", "model")
+        inputs = bytes(request.inputs)
+        try:
+            route.check(inputs)
+        except InvalidRequest as refusal:
+            check_depth(inputs, self._json_depth_max)
+            field = f"inputs.{refusal.field}" if refusal.field else "inputs"
+            raise InvalidRequest(refusal.code, refusal.message, field) from refusal
+        if row.quota_per_s:
+            self._admit(row, request.tenant, now_ms)
+        parameters = None if request.parameters is None else bytes(request.parameters)
+        if parameters == NO_PARAMETERS:
+            parameters = None
+        token_ids = self._tokens(inputs, route) if route.tokeniser else None
+        seed = self._seed(request_id, parameters) if route.generates else None
+        return inputs, token_ids, parameters, seed
+
+    def _admit(self, row: RouteRow, tenant: str | None, now_ms: int) -> None:
+        rate = row.quota_per_s * self.share
+        burst = max(1.0, (row.quota_burst or row.quota_per_s) * self.share)
+        if not self._quotas.admit(row.model, tenant or "", rate, burst, now_ms):
+            who = f"tenant {tenant!r}" if tenant else "requests without a tenant"
+            raise InvalidRequest(
+                "quota_exceeded",
+                f"{who} may send {row.quota_per_s:g} requests/s to model {row.model!r}. Send them again more slowly, "
+                "each with a new request_id.",
+            )
+
+    def _tokens(self, inputs: bytes, route: CompiledRoute) -> tuple[int, ...] | None:
+        tokeniser = route.tokeniser
+        assert tokeniser is not None
+        try:
+            texts = self._text_inputs.decode(inputs)
+        except msgspec.ValidationError as refusal:
+            raise InvalidRequest("wrong_type", f"the text inputs cannot be read: {refusal}.", "inputs") from refusal
+        token_ids = text_tokens(tokeniser, texts)
+        if token_ids is not None:
+            field = "inputs.messages" if texts.messages else f"inputs.{route.text_field}"
+            check_context(token_ids, route.row.context_tokens_max, route.generates, field)
+        return token_ids
+
+    def _seed(self, request_id: str, parameters: bytes | None) -> int:
+        """The seed asked for, else one that follows from the request id, so that a replay can repeat the answer."""
+        if parameters is not None:
+            try:
+                given = self._parameters.decode(parameters).seed
+            except msgspec.ValidationError as refusal:
+                raise InvalidRequest("wrong_type", f"parameters.seed: {refusal}.", "parameters.seed") from refusal
+            if given is not None:
+                if not 0 <= given < 2**63:
+                    raise InvalidRequest(
+                        "out_of_range", f"parameters.seed = {given}: must be 0 to {2**63 - 1}.", "parameters.seed"
+                    )
+                return given
+        return keyed_hash(request_id.encode(), b"seed") >> (64 - SEED_BITS)
+
+    def reply_topic(self, topic: str) -> str:
+        """Raises InvalidRequest (`bad_reply_topic`) for a topic that results may not or cannot go to."""
+        if not TOPIC_NAME.fullmatch(topic):
+            problem = "is not a topic name"
+        elif topic.startswith(self._prefix):
+            problem = f"starts with {self._prefix!r}, which SIE-Stream keeps for itself"
+        elif self._routes.is_input(topic):
+            problem = "is bound as the input of a model, so results would come back as requests"
+        elif not self._topic_exists(topic):
+            problem = "does not exist; create it first"
+        else:
+            return topic
+        raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
+
+
+def _traceparent(record: LogRecord) -> str | None:
+    given = header(record.headers, TRACEPARENT_HEADER)
+    if not given or len(given) > HEADER_BYTES_MAX or not given.isascii():
+        return None
+    return given.decode("ascii")

@@ -1,0 +1,155 @@
+"""What the hosts of ingress, egress and bridge share: sources, and one transaction per turn. Over ports only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from sie_stream.errors import RecordTooLarge, Retriable, TransactionAborted
+from sie_stream.ids import TopicPartition
+from sie_stream.ports import Clock, GroupReader, LogReader, TransactionalWriter
+from sie_stream.records import CommittedOffset, LogRecord, LogWrite
+
+TOPIC_KNOWN_MS = 60_000
+TOPIC_MISSING_MS = 2_000
+
+
+class Ports(Struct, frozen=True):
+    """The world as a host sees it.
+
+    make_reader:       a reader without membership whose offsets are those of the group.
+    make_group_reader: a member of the group.
+    """
+
+    make_reader: Callable[[str], LogReader]
+    make_group_reader: Callable[[str], GroupReader]
+    writer: TransactionalWriter
+    clock: Clock
+
+
+class Watcher(Protocol):
+    """Told about what a host does; decides nothing."""
+
+    def event(self, name: str, **facts: object) -> None: ...
+
+
+class Silence:
+    """A watcher that does not care."""
+
+    def event(self, name: str, **facts: object) -> None:
+        return None
+
+
+class Source:
+    """One group reader, and what its callbacks said since it was last asked."""
+
+    def __init__(self, group: str, reader: GroupReader) -> None:
+        self.group = group
+        self.reader = reader
+        self.assigned: dict[TopicPartition, None] = {}
+        self.offset_reset = "earliest"
+        self.topics: tuple[str, ...] = ()
+        """As subscribed; topics that do not exist yet are wanted, not subscribed."""
+        self.wanted: tuple[str, ...] = ()
+        self._fresh: list[TopicPartition] = []
+        self._changed = False
+        self._misplaced = False
+
+    def partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.assigned.update(dict.fromkeys(partitions))
+        self._fresh += [partition for partition in partitions if partition not in self._fresh]
+        self._changed = True
+
+    def partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            self.assigned.pop(partition, None)
+            if partition in self._fresh:
+                self._fresh.remove(partition)
+        self._changed = True
+
+    def take_fresh(self) -> list[TopicPartition]:
+        """Partitions given to this member since the last call, and still its own."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def still_fresh(self, partitions: Sequence[TopicPartition]) -> None:
+        """These could not be prepared: take_fresh() gives them again."""
+        self._fresh += [partition for partition in partitions if partition in self.assigned]
+
+    def take_changed(self) -> bool:
+        changed, self._changed = self._changed, False
+        return changed
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        if topics and topics != self.topics:
+            self.reader.subscribe(topics, self)
+            self.topics = topics
+
+    def rewind(self) -> None:
+        """Back to the committed positions before anything is polled again."""
+        self._misplaced = True
+
+    def poll(self, records_max: int, wait_ms: int) -> list[LogRecord]:
+        """As GroupReader.poll, but passing trouble only means that there is nothing now."""
+        if not self.topics:
+            return []
+        try:
+            if self._misplaced:
+                self.reader.rewind()
+                self._misplaced = False
+            return self.reader.poll(records_max, wait_ms)
+        except Retriable:
+            return []
+
+
+class TopicLookup:
+    """Which topics exist, asked at most once a minute (every two seconds for those that are missing)."""
+
+    def __init__(self, reader: LogReader, clock: Clock) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._known: dict[str, tuple[int, float]] = {}
+
+    def __call__(self, topic: str) -> bool:
+        return self.partitions(topic) > 0
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions, 0 if the topic is missing. While Kafka cannot say, the last answer stands (or 0)."""
+        now_ms = self._clock.monotonic_ms()
+        count, until_ms = self._known.get(topic, (0, 0.0))
+        if now_ms < until_ms:
+            return count
+        try:
+            count = self._reader.partitions_of(topic)
+        except Retriable:
+            return count
+        self._known[topic] = (count, now_ms + (TOPIC_KNOWN_MS if count else TOPIC_MISSING_MS))
+        return count
+
+    def forget(self) -> None:
+        """Ask again: a transaction was aborted, perhaps because a topic is gone."""
+        self._known.clear()
+
+
+def commit_turn(
+    writer: TransactionalWriter,
+    writes: Sequence[LogWrite],
+    offsets: Sequence[tuple[GroupReader, Mapping[TopicPartition, CommittedOffset]]],
+) -> TransactionAborted | RecordTooLarge | Retriable | None:
+    """One transaction: all writes and all offsets, or nothing.
+
+    Returns None when it is durable, and why not when it was aborted: the caller rewinds and goes on. Everything else
+    (Fenced, FatalLogError) is raised: this process must not go on.
+    """
+    try:
+        writer.begin()
+        writer.write(writes)
+        for reader, positions in offsets:
+            writer.send_offsets(reader, positions)
+        writer.commit()
+    except (TransactionAborted, RecordTooLarge, Retriable) as refusal:
+        writer.abort()
+        return refusal
+    return None
