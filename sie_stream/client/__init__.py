@@ -1,0 +1,7 @@
+"""The SDK: `from sie_stream.client import Client`."""
+
+from sie_stream.client.async_client import AsyncClient
+from sie_stream.client.requests import InferenceResult, Request, RequestFailed, ResultTimeout
+from sie_stream.client.sync_client import Client, Submission
+
+__all__ = ["AsyncClient", "Client", "InferenceResult", "Request", "RequestFailed", "ResultTimeout", "Submission"]

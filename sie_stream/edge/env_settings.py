@@ -17,7 +17,7 @@ NOT_SETTINGS = ("SIE_STREAM_SETTINGS_FILE",)
 
 
 def load_settings(overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Defaults, then the file named by SIE_STREAM_SETTINGS_FILE (or ./sie-stream.toml), then the environment, then `overrides`.
+    """Defaults, then SIE_STREAM_SETTINGS_FILE (or ./sie-stream.toml), then the environment, then `overrides`.
 
     Raises ConfigError naming the setting.
     """

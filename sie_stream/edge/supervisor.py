@@ -1,7 +1,7 @@
 """Runs the processes of one machine: starts them, watches them, starts them again when they die.
 
-It decides nothing about models or partitions. When a worker process ends it says so on sie.cluster (WorkerExited), which
-saves the scheduler the wait for missed heartbeats; the scheduler still fences before it reassigns.
+It decides nothing about models or partitions. When a worker process ends, its owner says so on sie.cluster
+(WorkerExited), which saves the scheduler the wait for missed heartbeats; it still fences before it reassigns.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Supervisor:
         child.ready = False
 
     def stop(self, order: Sequence[str], timeout_s: float) -> list[str]:
-        """SIGTERM in the given order (name prefixes), then SIGKILL what is left. Returns names that had to be killed."""
+        """SIGTERM in the given order (name prefixes), then SIGKILL what is left. Returns who had to be killed."""
         killed: list[str] = []
         deadline = time.monotonic() + timeout_s
         for prefix in order:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.ids import TopicPartition
@@ -11,8 +11,12 @@ from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
 
 
-def read_to_end(reader: LogReader, topic: str, timeout_s: float = 30.0) -> Iterator[LogRecord]:
-    """Every visible record of `topic` up to the end offset seen at the call; nothing for a topic that does not exist.
+def read_to_end(
+    reader: LogReader, topic: str, since: Mapping[TopicPartition, int] | None = None, timeout_s: float = 30.0
+) -> Iterator[LogRecord]:
+    """Every visible record of `topic` (from the offsets `since`, where given) up to the end offset seen at the call.
+
+    Nothing for a topic that does not exist.
 
     Raises FatalLogError when the end is not reached in time.
     """
@@ -20,7 +24,7 @@ def read_to_end(reader: LogReader, topic: str, timeout_s: float = 30.0) -> Itera
     if not partitions:
         return
     ends = reader.end_offsets(partitions)
-    starts = reader.beginning_offsets(partitions)
+    starts = reader.beginning_offsets(partitions) | dict(since or {})
     left = [partition for partition in partitions if starts[partition] < ends[partition]]
     reader.assign({partition: starts[partition] for partition in left})
     deadline = time.monotonic() + timeout_s

@@ -1,0 +1,165 @@
+"""Hands declarations to the scheduler and waits for what it decides."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from schemas.codec import decode_decision, decode_row, encode_cluster
+from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.errors import ConfigError, SieError
+from sie_stream.ids import TopicPartition
+from sie_stream.records import LogWrite
+from sie_stream.spec import ModelSpec, parse_documents, to_json
+
+SUFFIXES = (".yaml", ".yml", ".json")
+ANSWERS = ("model_accepted", "model_rejected", "model_unchanged", "model_deleting", "delete_ignored")
+POLL_MS = 50
+Tick = Callable[[], None]
+
+
+class NotReady(SieError):
+    """The scheduler did not answer, or a model did not become ready, in time."""
+
+    code = "not_ready"
+
+
+def load_specs(path: Path) -> list[tuple[ModelSpec, Path]]:
+    """Declarations of a file, or of all files below a folder, each with the folder its relative paths start from.
+
+    Raises ConfigError when there is none, SpecError when one is wrong.
+    """
+    if not path.exists():
+        raise ConfigError(f"--file {path}: no such file or folder")
+    files = (
+        [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and _is_declaration(p))
+    )
+    if not files:
+        raise ConfigError(f"--file {path}: no declarations ({', '.join(SUFFIXES)}) below this folder")
+    return [(spec, file.parent) for file in files for spec in parse_documents(file.read_text(), str(file))]
+
+
+def _is_declaration(path: Path) -> bool:
+    """In a folder of models, weights and tokenizers lie beside the declaration; they are not declarations."""
+    text = path.read_text(errors="replace") if path.stat().st_size < 1_000_000 else ""
+    return "kind: ModelService" in text or '"ModelService"' in text or "model_id" in text
+
+
+def with_absolute_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Workers run in other folders: a relative source path starts at the declaration's own folder."""
+    update: dict[str, object] = {}
+    if spec.source.kind == "path":
+        update["source"] = spec.source.model_copy(update={"uri": str((folder / spec.source.uri).resolve())})
+    if spec.tokenizer is not None:
+        update["tokenizer"] = spec.tokenizer.model_copy(update={"path": str((folder / spec.tokenizer.path).resolve())})
+    return spec.model_copy(update=update) if update else spec
+
+
+def apply_specs(
+    connection: Connection,
+    specs: Sequence[tuple[ModelSpec, Path]],
+    timeout_s: float,
+    on_ready: Callable[[int], None],
+    tick: Tick,
+) -> list[Decision]:
+    """Declare models and wait until each is ready; `on_ready` gets the count so far. Raises NotReady, ConfigError."""
+    decisions = declare(connection, specs, timeout_s, tick)
+    refused = [decision for decision in decisions if decision.kind == "model_rejected"]
+    if refused:
+        raise ConfigError("\n".join(f"{decision.subject}: {decision.reason}" for decision in refused))
+    wait_ready(connection, [spec.model_id for spec, _ in specs], timeout_s, on_ready, tick)
+    return decisions
+
+
+def declare(
+    connection: Connection, specs: Sequence[tuple[ModelSpec, Path]], timeout_s: float, tick: Tick
+) -> list[Decision]:
+    """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
+    actor = getpass.getuser()
+    records = [ApplyModel(msgspec.Raw(to_json(with_absolute_paths(spec, folder))), actor) for spec, folder in specs]
+    return _ask(connection, records, [spec.model_id for spec, _ in specs], timeout_s, tick)
+
+
+def delete(connection: Connection, model: str, timeout_s: float, tick: Tick) -> Decision:
+    return _ask(connection, [DeleteModel(model, getpass.getuser())], [model], timeout_s, tick)[0]
+
+
+def _ask(
+    connection: Connection,
+    records: Sequence[ApplyModel | DeleteModel],
+    subjects: Sequence[str],
+    timeout_s: float,
+    tick: Tick,
+) -> list[Decision]:
+    """Answers are found by subject among decisions written after the question."""
+    topics = connection.settings.topics
+    reader = connection.reader()
+    try:
+        decisions = [TopicPartition(topics.decisions, n) for n in range(reader.partitions_of(topics.decisions))]
+        reader.assign(reader.end_offsets(decisions))
+        writer = connection.plain_writer()
+        writer.write([LogWrite(topics.cluster, encode_cluster(record)) for record in records])
+        writer.flush(10_000)
+        writer.close()
+        return _answers(reader, list(subjects), timeout_s, tick)
+    finally:
+        reader.close()
+
+
+def _answers(reader: KafkaReader, subjects: list[str], timeout_s: float, tick: Tick) -> list[Decision]:
+    found: list[Decision] = []
+    waiting = list(subjects)
+    deadline = time.monotonic() + timeout_s
+    while waiting:
+        for record in reader.poll(1_000, POLL_MS):
+            decision = decode_decision(record.value or b"")
+            if decision.kind in ANSWERS and decision.subject in waiting:
+                waiting.remove(decision.subject)
+                found.append(decision)
+        tick()
+        if time.monotonic() > deadline:
+            raise NotReady(
+                f"the scheduler did not answer within {timeout_s:.0f} s about {', '.join(waiting[:5])}. "
+                "Is it running? `sie-stream doctor` looks."
+            )
+    return found
+
+
+def wait_ready(
+    connection: Connection, models: Sequence[str], timeout_s: float, on_ready: Callable[[int], None], tick: Tick
+) -> None:
+    """Wait until every instance is ready. Raises NotReady with the scheduler's words about those that are not."""
+    topics = connection.settings.topics
+    reader = connection.reader()
+    wanted = set(models)
+    states: dict[str, InstanceRow] = {}
+    try:
+        places = [TopicPartition(topics.instances, n) for n in range(reader.partitions_of(topics.instances))]
+        reader.assign(reader.beginning_offsets(places))
+        deadline = time.monotonic() + timeout_s
+        while left := sorted(name for name in wanted if name not in states or states[name].status != "ready"):
+            on_ready(len(wanted) - len(left))
+            for record in reader.poll(5_000, POLL_MS):
+                if record.value is not None:
+                    row = decode_row(record.value, InstanceRow)
+                    states[row.model] = row
+            tick()
+            if time.monotonic() > deadline:
+                raise NotReady(_why(left, states, timeout_s))
+        on_ready(len(wanted))
+    finally:
+        reader.close()
+
+
+def _why(left: Sequence[str], states: dict[str, InstanceRow], timeout_s: float) -> str:
+    lines = [f"{len(left)} models not ready after {timeout_s:.0f} s:"]
+    for name in left[:8]:
+        state = states.get(name)
+        lines.append(f"  {name}: {f'{state.status} {state.message}' if state else 'unknown to the scheduler'}")
+    return "\n".join(lines)

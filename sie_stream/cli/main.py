@@ -1,0 +1,65 @@
+"""`sie-stream`: the command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sie_stream import __version__
+from sie_stream.cli import demo, doctor, models, stream, topics, up
+from sie_stream.cli.output import show_error
+from sie_stream.errors import SieError
+
+app = typer.Typer(
+    name="sie-stream",
+    help="A Scalable Inference Engine as an event-driven pipeline on Apache Kafka.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(up.up)
+app.command()(up.down)
+app.command()(models.apply)
+app.command()(models.get)
+app.command()(models.describe)
+app.command()(models.delete)
+app.command()(models.schema)
+app.command()(stream.produce)
+app.command()(stream.results)
+app.add_typer(topics.app, name="topics")
+app.command()(doctor.doctor)
+app.command()(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sie-stream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Commands find Kafka by --bootstrap-servers, SIE_STREAM_BOOTSTRAP_SERVERS, or the `up` running in this folder."""
+
+
+def main() -> None:
+    """Entry point: expected errors become one line on standard error and exit code 1."""
+    try:
+        app()
+    except SieError as error:
+        show_error(error)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

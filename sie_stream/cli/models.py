@@ -1,0 +1,226 @@
+"""`sie-stream apply|get|describe|delete|schema`: models and what became of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from schemas.codec import decode_row
+from sie_stream.cli.declare import declare, load_specs, wait_ready
+from sie_stream.cli.declare import delete as delete_declared
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    console,
+    error_console,
+    pick,
+    show_json,
+    show_rows,
+)
+from sie_stream.cli.workers import worker_rows
+from sie_stream.control import InstanceRow, ModelRow, PlacementRow, RouteRow
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.tables import latest_values
+from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.ids import instance_id
+from sie_stream.spec import json_schema
+from topics.edge.admin import KafkaAdmin
+
+Rows = list[dict[str, Any]]
+
+
+def apply(
+    file: Annotated[Path, typer.Option("--file", "-f", help="Declaration (YAML or JSON), or a folder of them.")],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the models are ready.")] = True,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 120.0,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Declare models: new ones are placed and loaded, changed ones are replaced without a gap.
+
+    Examples:
+      sie-stream apply -f .models/wine-rf
+      sie-stream apply -f models/ --no-wait -o json
+    """
+    specs = load_specs(file)
+    connection = Connection.open(bootstrap_servers)
+    decisions = declare(connection, specs, timeout_s, _nothing)
+    refused = [decision for decision in decisions if decision.kind == "model_rejected"]
+    accepted = [decision.subject for decision in decisions if decision.kind != "model_rejected"]
+    if wait and accepted:
+        with Progress(
+            TextColumn("ready"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=error_console,
+            transient=True,
+        ) as progress:
+            task = progress.add_task("ready", total=len(accepted))
+            wait_ready(connection, accepted, timeout_s, lambda count: progress.update(task, completed=count), _nothing)
+    if output is OutputFormat.JSON:
+        show_json([msgspec.to_builtins(decision) for decision in decisions])
+    else:
+        rows = [{"model": d.subject, "decision": d.kind.removeprefix("model_"), "reason": d.reason} for d in decisions]
+        show_rows(rows, ["model", "decision", "reason"], output, empty="nothing to apply")
+    if refused:
+        raise typer.Exit(1)
+
+
+def _nothing() -> None:
+    """Nothing to do between polls."""
+
+
+def get(
+    what: Annotated[str, typer.Argument(help="models, instances, workers, placements, routes or topics.")],
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List what there is.
+
+    Examples:
+      sie-stream get models
+      sie-stream get workers -o json
+    """
+    reader_of, columns = pick("get", what.lower(), KINDS)
+    show_rows(reader_of(Connection.open(bootstrap_servers)), columns, output, empty=f"no {what}")
+
+
+def _table(connection: Connection, topic: str, row_type: type[Any]) -> list[Any]:
+    reader = connection.reader()
+    try:
+        return [decode_row(value, row_type) for value in latest_values(reader, topic).values()]
+    finally:
+        reader.close()
+
+
+def model_rows(connection: Connection) -> Rows:
+    rows = []
+    for row in _table(connection, connection.settings.topics.models, ModelRow):
+        spec = json.loads(bytes(row.spec))
+        rows.append(
+            {
+                "model": row.model,
+                "version": row.version,
+                "backend": spec.get("backend", {}).get("name")
+                if isinstance(spec.get("backend"), dict)
+                else spec.get("backend"),
+                "service_type": spec.get("service_type"),
+                "priority": spec.get("priority_level", "P1"),
+                "status": row.status,
+                "instance": instance_id(row.model),
+                "generation": row.generation,
+                "not_enforced": list(row.not_enforced),
+                "spec": spec,
+            }
+        )
+    return rows
+
+
+def instance_rows(connection: Connection) -> Rows:
+    rows = []
+    for row in _table(connection, connection.settings.topics.instances, InstanceRow):
+        found = msgspec.to_builtins(row)
+        found["ready_replicas"] = f"{sum(r.state == 'ready' for r in row.replicas)}/{len(row.replicas)}"
+        found["workers"] = [replica.worker for replica in row.replicas]
+        rows.append(found)
+    return sorted(rows, key=lambda found: found["model"])
+
+
+def placement_rows(connection: Connection) -> Rows:
+    rows = []
+    for row in _table(connection, connection.settings.topics.placements, PlacementRow):
+        found = msgspec.to_builtins(row)
+        found["replicas"] = [f"{r.worker}:{r.device}" for r in row.replicas]
+        found["partitions"] = [f"{p.partition}->{p.worker}" for p in row.partitions]
+        rows.append(found)
+    return rows
+
+
+def route_rows(connection: Connection) -> Rows:
+    return [msgspec.to_builtins(row) for row in _table(connection, connection.settings.topics.routes, RouteRow)]
+
+
+def topic_rows(connection: Connection) -> Rows:
+    admin = KafkaAdmin(connection.settings.bootstrap_servers, connection.settings.client_overrides)
+    described = admin.describe_all(connection.settings.topic_prefix)
+    return [{"topic": topic.topic, "partitions": topic.partitions, "config": dict(topic.config)} for topic in described]
+
+
+KINDS: dict[str, tuple[Callable[[Connection], Rows], list[str]]] = {
+    "models": (model_rows, ["model", "version", "backend", "service_type", "priority", "status", "instance"]),
+    "instances": (instance_rows, ["instance", "model", "version", "status", "ready_replicas", "workers", "message"]),
+    "workers": (worker_rows, ["worker", "state", "incarnation", "pid", "devices", "backends", "models", "partitions"]),
+    "placements": (placement_rows, ["model", "topic", "replicas", "partitions"]),
+    "routes": (
+        route_rows,
+        ["model", "instance", "route_epoch", "topic", "lanes", "width", "input_topic", "output_topic"],
+    ),
+    "topics": (topic_rows, ["topic", "partitions"]),
+}
+
+
+def describe(
+    model: Annotated[str, typer.Argument(help="Model name or mi-... instance.")],
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Everything about one model: declaration, replicas, partitions, timings, fields not enforced yet.
+
+    Examples:
+      sie-stream describe wine-rf
+    """
+    connection = Connection.open(bootstrap_servers)
+    models = {row["model"]: row for row in model_rows(connection)}
+    found = models.get(model) or next((row for row in models.values() if row["instance"] == model), None)
+    if found is None:
+        raise ConfigError(f"no model {model!r}.{did_you_mean(model, models)} `sie-stream get models` lists them.")
+    name = found["model"]
+    instance = next((row for row in instance_rows(connection) if row["model"] == name), {})
+    placement = next((row for row in placement_rows(connection) if row["model"] == name), {})
+    if output is OutputFormat.JSON:
+        show_json({**found, "instance_state": instance, "placement": placement})
+        return
+    console.print(
+        f"[bold]{name}[/] {found['version']}  {found['instance']}  {instance.get('status', '?')}", highlight=False
+    )
+    if instance.get("message"):
+        console.print(f"message: {instance['message']}", highlight=False)
+    console.print(f"replicas: {', '.join(placement.get('replicas', [])) or 'none'}", highlight=False)
+    console.print(f"partitions: {', '.join(placement.get('partitions', [])) or 'none'}", highlight=False)
+    console.print(f"timings_ms: {instance.get('timings_ms', {})}", highlight=False)
+    if found["not_enforced"]:
+        console.print(f"declared, not enforced yet: {', '.join(found['not_enforced'])}", highlight=False)
+    console.print_json(json.dumps(found["spec"]))
+
+
+def delete(
+    model: Annotated[str, typer.Argument(help="Model name.")],
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the scheduler.")] = 30.0,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Take a model away: no new requests, what is queued is worked off; its topics stay until retention ends."""
+    decision = delete_declared(Connection.open(bootstrap_servers), model, timeout_s, _nothing)
+    if output is OutputFormat.JSON:
+        show_json(msgspec.to_builtins(decision))
+    else:
+        console.print(f"{decision.subject}: {decision.kind}: {decision.reason}", highlight=False)
+    if decision.kind == "delete_ignored":
+        raise typer.Exit(1)
+
+
+def schema() -> None:
+    """Print the JSON Schema of declarations, for editors and validators.
+
+    Examples:
+      sie-stream schema > model-service.schema.json
+    """
+    show_json(json_schema())

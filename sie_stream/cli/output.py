@@ -1,0 +1,72 @@
+"""How commands speak: tables for people on standard output, JSON for scripts, errors on standard error."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sie_stream.errors import SieError
+
+PickT = TypeVar("PickT")
+
+
+class OutputFormat(enum.StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="table for people, json for scripts.")]
+BootstrapOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers", "-b", help="Kafka to use. Default: the running `sie-stream up`, or the environment."
+    ),
+]
+
+console = Console()
+error_console = Console(stderr=True)
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: OutputFormat, empty: str) -> None:
+    """Rows as a table with the named columns, or as a JSON list with every field. `empty`: what to say of no rows."""
+    if output is OutputFormat.JSON:
+        show_json(rows)
+        return
+    if not rows:
+        console.print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.upper().replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*[_cell(row.get(column)) for column in columns])
+    console.print(table)
+
+
+def show_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value) or "-"
+    return str(value)
+
+
+def show_error(error: SieError) -> None:
+    error_console.print(f"[bold red]error[/]: {error}", highlight=False, soft_wrap=True)
+
+
+def pick(option: str, chosen: str, choices: Mapping[str, PickT]) -> PickT:
+    """The value of a named choice. Raises typer.BadParameter naming the choices."""
+    if chosen not in choices:
+        raise typer.BadParameter(f"{option} {chosen!r}: allowed {', '.join(choices)}")
+    return choices[chosen]

@@ -1,0 +1,210 @@
+"""`sie-stream produce` and `results`: the data plane from the command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    console,
+    error_console,
+    show_json,
+    show_rows,
+)
+from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
+from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
+from sie_stream.client.sync_client import Client, Submission
+from sie_stream.errors import ConfigError
+
+CHUNK = 500
+RESULT_COLUMNS = ["request_id", "status", "model", "version", "outputs", "error", "total_ms"]
+
+
+def produce(
+    model: Annotated[str, typer.Option("--model", "-m", help="Model name, name@version, or mi-... instance.")],
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Rows: .jsonl, .csv or .parquet.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Rows from standard input, one JSON object per line.")] = False,
+    inputs: Annotated[str | None, typer.Option("--inputs", "-i", help="One inputs object as JSON.")] = None,
+    parameters: Annotated[str | None, typer.Option(help="Generation parameters as JSON, for all rows.")] = None,
+    priority: Annotated[str | None, typer.Option(help="P0, P1 or P2.")] = None,
+    deadline_ms: Annotated[int | None, typer.Option(help="Milliseconds after which an answer is worthless.")] = None,
+    session: Annotated[str | None, typer.Option(help="Requests of one session meet the same replica.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose quota is used.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Id of a single request.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the results and print them.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for results.")] = 60.0,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Send rows to a model.
+
+    Examples:
+      sie-stream produce -m wine-rf -f .models/wine-rf/samples.jsonl --wait
+      sie-stream produce -m smollm2-135m-instruct -i '{"prompt": "Who wrote Hamlet?"}' --wait
+      cat rows.jsonl | sie-stream produce -m wine-rf --stdin
+    """
+    rows, total = _rows(file, stdin, inputs)
+    shared = {
+        "parameters": None if parameters is None else _object(parameters, "--parameters"),
+        "priority": priority,
+        "deadline_ms": deadline_ms,
+        "session": session,
+        "tenant": tenant,
+        "request_id": request_id,
+    }
+    if request_id is not None and total != 1:
+        raise ConfigError("--request-id names one request: use it with --inputs")
+    with Client(bootstrap_servers) as client:
+        submissions = list(_send(client, model, rows, shared, total))
+        if not wait:
+            _say_sent(submissions, output)
+            return
+        results = list(_await_all(submissions, timeout_s))
+    show_results(results, output)
+    missing = len(submissions) - len(results)
+    if missing:
+        error_console.print(f"{missing} of {len(submissions)} requests had no result after {timeout_s:.0f} s")
+    if missing or any(not result.ok for result in results):
+        raise typer.Exit(1)
+
+
+def _rows(file: Path | None, stdin: bool, inputs: str | None) -> tuple[Iterator[dict[str, Any]], int | None]:
+    if sum((file is not None, stdin, inputs is not None)) != 1:
+        raise ConfigError("give the rows by exactly one of --file, --stdin or --inputs")
+    if file is not None:
+        if not file.exists():
+            raise ConfigError(f"--file {file}: no such file")
+        return read_rows(file), count_rows(file)
+    if stdin:
+        return stdin_rows(), None
+    return iter([_object(inputs or "", "--inputs")]), 1
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _send(
+    client: Client, model: str, rows: Iterable[Mapping[str, Any]], shared: Mapping[str, Any], total: int | None
+) -> Iterator[Submission]:
+    with _progress() as progress:
+        task = progress.add_task("sending", total=total)
+        for chunk in _batched(rows, CHUNK):
+            yield from client.submit_many(Request(model=model, inputs=row, **shared) for row in chunk)
+            progress.advance(task, len(chunk))
+
+
+def _batched(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    iterator = iter(rows)
+    while chunk := tuple(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _await_all(submissions: list[Submission], timeout_s: float) -> Iterator[InferenceResult]:
+    deadline = time.monotonic() + timeout_s
+    with _progress() as progress:
+        for submission in progress.track(submissions, description="results"):
+            try:
+                yield submission.result(max(0.0, deadline - time.monotonic()))
+            except ResultTimeout:
+                continue
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=error_console,
+        transient=True,
+    )
+
+
+def _say_sent(submissions: list[Submission], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        show_json({"sent": len(submissions), "request_ids": [submission.request_id for submission in submissions]})
+        return
+    console.print(f"sent {len(submissions)} requests")
+    if len(submissions) == 1:
+        console.print(f"sie-stream results --request-id {submissions[0].request_id}", highlight=False)
+
+
+def results(
+    request_id: Annotated[list[str] | None, typer.Option("--request-id", help="Only these; repeatable.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with new results until Ctrl-C.")] = False,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Only results of this model.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only ok, rejected, expired, shed or failed.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Stop after this many.", min=1)] = 100,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Read terminal records (read_committed).
+
+    Examples:
+      sie-stream results -n 10
+      sie-stream results --follow --model wine-rf
+      sie-stream results --request-id 6f1c... -o json
+    """
+    with Client(bootstrap_servers) as client:
+        found = client.results(tuple(request_id or ()), follow=follow)
+        picked = (result for result in found if model in (None, result.model) and status in (None, result.status))
+        if follow and not request_id:
+            for result in picked:
+                typer.echo(msgspec.json.encode(result).decode() if output is OutputFormat.JSON else _line(result))
+            return
+        rows = list(itertools.islice(picked, limit))
+    show_results(rows, output)
+    if request_id and len(rows) < len(request_id):
+        error_console.print(f"{len(request_id) - len(rows)} of {len(request_id)} requests have no terminal record yet")
+        raise typer.Exit(1)
+
+
+def show_results(found: list[InferenceResult], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        show_json([msgspec.to_builtins(result) for result in found])
+        return
+    rows = [
+        {
+            "request_id": result.request_id,
+            "status": result.status,
+            "model": result.model,
+            "version": result.version,
+            "outputs": _short(json.dumps(result.outputs)) if result.outputs is not None else None,
+            "error": f"{result.error.code}: {result.error.message}" if result.error else None,
+            "total_ms": f"{result.timings_ms.total:.1f}",
+        }
+        for result in found
+    ]
+    show_rows(rows, RESULT_COLUMNS, output, empty="no results")
+
+
+def _line(result: InferenceResult) -> str:
+    body = (
+        json.dumps(result.outputs)
+        if result.ok
+        else (f"{result.error.code}: {result.error.message}" if result.error else "")
+    )
+    return f"{result.request_id}  {result.status:<8}  {result.model}@{result.version}  {_short(body)}"
+
+
+def _short(text: str, size: int = 100) -> str:
+    return text if len(text) <= size else text[: size - 3] + "..."

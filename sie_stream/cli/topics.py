@@ -1,0 +1,73 @@
+"""`sie-stream topics plan|apply|schemas`: the topics as declared in topics/*.yaml, against the cluster as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import typer
+
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.registry import register_released
+from topics.catalog import system_topics
+from topics.edge.admin import KafkaAdmin
+from topics.plan import AddPartitions, ChangeConfig, CreateTopic, Drift, TopicChange, plan, repairable
+
+app = typer.Typer(help="Plan and apply the topics and schemas of this installation.", no_args_is_help=True)
+
+
+def admin_of(connection: Connection) -> KafkaAdmin:
+    settings = connection.settings
+    return KafkaAdmin(settings.bootstrap_servers, settings.client_overrides, settings.replication_factor)
+
+
+def planned(connection: Connection) -> tuple[TopicChange, ...]:
+    """What has to change so that the system topics are as declared."""
+    desired = system_topics(connection.settings)
+    return plan(desired, admin_of(connection).describe([spec.topic for spec in desired]))
+
+
+def in_words(change: TopicChange) -> dict[str, Any]:
+    match change:
+        case CreateTopic():
+            what = f"create with {change.partitions} partitions"
+        case AddPartitions():
+            what = f"add partitions: {change.partitions_now} -> {change.partitions}"
+        case ChangeConfig():
+            what = f"set {change.name}: {change.value_now or 'default'} -> {change.value}"
+        case Drift():
+            what = f"cannot be repaired: {change.message}"
+    return {"topic": change.topic, "change": what, **msgspec.to_builtins(change)}
+
+
+@app.command("plan")
+def plan_topics(bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Show what `topics apply` would change; exit code 2 when there is something."""
+    changes = planned(Connection.open(bootstrap_servers))
+    show_rows([in_words(change) for change in changes], ["topic", "change"], output, empty="topics are as declared")
+    if repairable(changes):
+        raise typer.Exit(2)
+
+
+@app.command("apply")
+def apply_topics(bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Create and change topics as declared, and register the released schemas. Running it again changes nothing."""
+    connection = Connection.open(bootstrap_servers)
+    changes = planned(connection)
+    admin_of(connection).apply(repairable(changes))
+    register_schemas(connection)
+    if output is OutputFormat.JSON:
+        show_json([in_words(change) for change in changes])
+    else:
+        show_rows([in_words(change) for change in changes], ["topic", "change"], output, empty="topics are as declared")
+        console.print("schemas are registered")
+
+
+def register_schemas(connection: Connection) -> None:
+    reader, writer = connection.reader(), connection.plain_writer()
+    try:
+        register_released(reader, writer, connection.settings.topics)
+    finally:
+        reader.close()
+        writer.close()

@@ -1,0 +1,99 @@
+"""`sie-stream up` and `down`: the whole engine on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sie_stream.cli.cluster import Cluster, Layout, start_detached
+from sie_stream.cli.output import OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.edge.env_settings import load_settings
+from sie_stream.edge.stop import StopFlag
+from sie_stream.edge.supervisor import RunState, process_alive
+
+WATCH_EVERY_S = 0.1
+
+
+def up(
+    workers: Annotated[int, typer.Option(help="Worker processes.", min=1, max=64)] = 2,
+    ingress: Annotated[int, typer.Option(help="Ingress processes.", min=1, max=64)] = 1,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once everything is ready; stop with `down`.")
+    ] = False,
+    bootstrap_servers: Annotated[
+        str, typer.Option("--bootstrap-servers", "-b", help="Use this Kafka instead of the embedded broker.")
+    ] = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Start broker, scheduler, workers, ingress and egress on this machine.
+
+    Logs go to .sie/logs, one file per process. Ctrl-C stops everything in order.
+
+    Examples:
+      sie-stream up
+      sie-stream up --workers 3 --detach
+      sie-stream up --bootstrap-servers kafka-1:9092
+    """
+    overrides = {"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {}
+    settings = load_settings(overrides)
+    if detach:
+        arguments = ["--workers", str(workers), "--ingress", str(ingress)]
+        arguments += ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else []
+        show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
+        return
+    stop = StopFlag.on_signals()
+    cluster = Cluster(
+        settings, Layout(workers=workers, ingress=ingress), say=lambda text: console.print(f"[dim]{text}[/]")
+    )
+    try:
+        cluster.start()
+        state = RunState.load(cluster.state_dir)
+        assert state is not None
+        show_state(state, output)
+        console.print("Ready. Ctrl-C stops everything.")
+        while not stop:
+            cluster.watch()
+            time.sleep(WATCH_EVERY_S)
+    finally:
+        console.print("stopping")
+        cluster.stop()
+
+
+def show_state(state: RunState, output: OutputFormat) -> None:
+    """What runs where."""
+    rows = [{"process": name, **facts} for name, facts in state.processes.items()]
+    if state.broker_pid is not None:
+        rows.insert(0, {"process": "broker", "pid": state.broker_pid, "log": str(state.bootstrap_servers)})
+    if output is OutputFormat.JSON:
+        show_json(
+            {"bootstrap_servers": state.bootstrap_servers, "supervisor_pid": state.supervisor_pid, "processes": rows}
+        )
+        return
+    console.print(f"Kafka at {state.bootstrap_servers}")
+    show_rows(rows, ["process", "pid", "restarts", "log"], output, empty="nothing runs")
+
+
+def down(
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for a clean stop.")] = 30.0,
+) -> None:
+    """Stop what `up` started in this folder; finished work is committed first."""
+    state_dir = Path(load_settings().state_dir).absolute()
+    state = RunState.load(state_dir)
+    if state is None:
+        console.print(f"nothing runs in {state_dir}")
+        return
+    os.kill(state.supervisor_pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while process_alive(state.supervisor_pid):
+        if time.monotonic() > deadline:
+            console.print(
+                f"still stopping after {timeout_s:.0f} s (pid {state.supervisor_pid}); see {state_dir / 'up.log'}"
+            )
+            raise typer.Exit(1)
+        time.sleep(0.1)
+    console.print("stopped")

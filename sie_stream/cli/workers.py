@@ -1,0 +1,54 @@
+"""Workers as the scheduler sees them: its newest snapshot, folded up to the end of sie.cluster by the same code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from scheduler.machine import SchedulerMachine
+from scheduler.snapshots import newest_snapshot
+from scheduler.state import ClusterState
+from schemas.codec import decode_cluster
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.tables import read_to_end
+from sie_stream.ids import TopicPartition
+
+
+def cluster_state(connection: Connection) -> ClusterState:
+    """The present state of the control plane, computed here and not asked for."""
+    topics = connection.settings.topics
+    reader = connection.reader()
+    try:
+        machine = SchedulerMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
+        since = {TopicPartition(topics.cluster, 0): machine.state.next_offset}
+        for record in read_to_end(reader, topics.cluster, since):
+            machine.step(record.offset, record.timestamp_ms, decode_cluster(record.value or b""))
+        return machine.state
+    finally:
+        reader.close()
+
+
+def worker_rows(connection: Connection) -> list[dict[str, Any]]:
+    """One row per worker that ever joined: present incarnation, state, devices, what it holds."""
+    state = cluster_state(connection)
+    models: Counter[str] = Counter()
+    partitions: Counter[str] = Counter()
+    for model in state.models.values():
+        models.update(replica.worker for replica in model.replicas)
+        partitions.update(partition.owner.worker for partition in model.partitions if partition.owner is not None)
+    return [
+        {
+            "worker": worker.worker,
+            "state": worker.status,
+            "incarnation": worker.incarnation,
+            "host": worker.host,
+            "pid": worker.pid,
+            "devices": [f"{device.device} {device.memory_bytes / 2**30:.1f} GiB" for device in worker.devices],
+            "backends": list(worker.backends),
+            "models": models[worker.worker],
+            "partitions": partitions[worker.worker],
+            "last_heard_ms": worker.last_heard_ms,
+            "versions": worker.versions,
+        }
+        for worker in sorted(state.workers.values(), key=lambda found: found.worker)
+    ]
