@@ -11,6 +11,8 @@ from importlib.resources import files
 import msgspec
 from msgspec import Struct
 
+from sie_stream.ids import TopicNames
+
 NAMESPACE = "sie.v1"
 USER_ID_FIRST = 1000
 
@@ -47,3 +49,20 @@ CURRENT: dict[str, Released] = {
     name: max((r for r in RELEASED if r.name == name), key=lambda r: r.version) for name in NAMES
 }
 """Newest release of each schema: the one this version writes."""
+
+
+def subjects(names: TopicNames) -> tuple[tuple[str, str], ...]:
+    """(subject, schema name) of every topic, TOPIC-value as Confluent's clients look it up.
+
+    There is a work topic per model, so WorkItem stands under its full name.
+    """
+    control = (names.cluster, names.models, names.instances, names.routes, names.placements, names.decisions)
+    topics = (
+        (names.requests, "InferenceRequest"),
+        (names.outputs, "RawOutput"),
+        (names.results, "Result"),
+        (names.deadletter, "DeadLetter"),
+        (names.tokens, "TokenDelta"),
+        *((topic, "ControlEnvelope") for topic in control),
+    )
+    return (*((f"{topic}-value", name) for topic, name in topics), (f"{NAMESPACE}.WorkItem", "WorkItem"))

@@ -42,11 +42,11 @@ def parse_writer_schema(schema_id: int, text: str) -> WriterSchema:
     try:
         plain = json.loads(text)
         parsed = fastavro.parse_schema(plain)
+        _least_bytes(parsed, {}, ())
     except (SchemaParseException, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"not an Avro schema: {type(error).__name__}: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise ConfigError("the schema must be a record: its fields are the request")
-    _least_bytes(parsed, {}, ())
     return WriterSchema(schema_id, parsed["name"], parsed)
 
 

@@ -121,6 +121,11 @@ class TopicNames(NamedTuple):
         return f"{self.prefix}egress.{egress}"
 
     @property
+    def schemas_transactional_id(self) -> str:
+        """Whoever registers a schema takes it, so that no two assign the same id."""
+        return f"{self.prefix}schemas"
+
+    @property
     def scheduler_transactional_id(self) -> str:
         """One id for all schedulers: taking it is what makes a scheduler the leader."""
         return f"{self.prefix}scheduler"
