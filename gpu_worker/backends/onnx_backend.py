@@ -7,7 +7,7 @@ machine without fighting over its cores), `max_tokens` and `pad_token_id` for em
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from gpu_worker.backends import filetype
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
 from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
 from gpu_worker.backends.tabular import KINDS, Kind, Matrix, Predict, TabularModel, tabular_config
-from gpu_worker.backends.weights import only_file, verified_digest
+from gpu_worker.backends.weights import only_file, verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
 from sie_stream.ports import Clock
@@ -63,14 +63,6 @@ class OnnxBackend:
 
     def versions(self) -> dict[str, str]:
         return {"numpy": np.__version__, "onnxruntime": onnxruntime.__version__}
-
-
-def whole_number(config: Mapping[str, object], key: str, default: int) -> int:
-    """A non-negative integer from a model's config. Raises ModelRefused."""
-    value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ModelRefused("invalid_model_config", f"backend.config.{key}: {value!r} is not a whole number >= 0.")
-    return value
 
 
 def open_session(file: Path, threads: int) -> onnxruntime.InferenceSession:

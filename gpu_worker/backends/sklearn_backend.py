@@ -16,6 +16,7 @@ import sklearn
 import skops
 from sklearn.base import BaseEstimator
 from skops.io import get_untrusted_types, load
+from threadpoolctl import threadpool_limits
 
 from gpu_worker.backends.base import LoadedModel, ModelRefused
 from gpu_worker.backends.tabular import Kind, Predict, TabularModel, tabular_config
@@ -49,6 +50,8 @@ class SklearnBackend:
     def __init__(self, clock: Clock) -> None:
         # The rows are checked once, at decoding; validating them again costs 40 us a call.
         sklearn.set_config(assume_finite=True)
+        # Many engines share a machine, and a small model never gains from a second thread.
+        threadpool_limits(limits=1)
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
         source = Path(launch.source)

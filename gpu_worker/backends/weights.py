@@ -7,6 +7,7 @@ lies on the disk before it loads anything, and every result carries it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_worker.backends.base import ModelRefused
@@ -69,3 +70,11 @@ def only_file(source: Path, suffix: str) -> Path:
         names = ", ".join(file.name for file in files) or "nothing"
         raise ModelRefused("weights_missing", f"expected exactly one *{suffix} at {source}, found {names}.")
     return matching[0]
+
+
+def whole_number(config: Mapping[str, object], key: str, default: int) -> int:
+    """A non-negative integer from a model's config. Raises ModelRefused."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ModelRefused("invalid_model_config", f"backend.config.{key}: {value!r} is not a whole number >= 0.")
+    return value
