@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from scheduler.launches import Accepted, accept, claimed_name
 from scheduler.limits import DELETE_LINGER_MS, RETRIES_MAX, TOPIC_TIMEOUT_MS, topic_backoff_ms
 from scheduler.partitions import PartitionState
@@ -19,6 +21,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     try:
         accepted = accept(bytes(record.spec), step.settings.topics)
         _refuse_confusing_name(step, accepted.model)
+        _refuse_oversize(step, accepted)
     except ConfigError as error:
         step.decide(
             "model_rejected",
@@ -66,6 +69,19 @@ def _refuse_confusing_name(step: Step, name: str) -> None:
     if other is not None:
         message = f"there is a topic of {other!r}; the names differ only in '.' and '_', which Kafka cannot tell apart."
         raise SpecError([Problem("name", repr(name), message, nearest=name.replace(".", "-").replace("_", "-"))])
+
+
+def _refuse_oversize(step: Step, accepted: Accepted) -> None:
+    """Raises SpecError when a row with all replicas, old and new, would not fit into a record."""
+    launch_bytes = len(msgspec.json.encode(accepted.launch))
+    needed = 2 * accepted.replicas_wanted * (launch_bytes + 256) + len(accepted.spec)
+    allowed = step.settings.record_bytes_max * 9 // 10
+    if needed > allowed:
+        message = (
+            f"too large: its row in the table of placements would take {needed} bytes, {allowed} are allowed. "
+            f"Schemas and warm-up inputs count once for each replica, twice while a version is replaced."
+        )
+        raise SpecError([Problem("", f"{launch_bytes} bytes", message)])
 
 
 def _new_model(step: Step, accepted: Accepted) -> ModelState:

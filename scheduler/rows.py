@@ -19,6 +19,8 @@ from sie_stream.control import (
 )
 from sie_stream.ids import instance_id
 
+MESSAGE_CHARS_MAX = 2_000
+
 ROW_TYPES: dict[str, type[Struct]] = {
     "models": ModelRow,
     "instances": InstanceRow,
@@ -83,7 +85,7 @@ def instance_row(model: ModelState) -> InstanceRow:
         version=model.version,
         status=instance_status(model),
         replicas=replicas,
-        message=model.message,
+        message=model.message[:MESSAGE_CHARS_MAX],
         timings_ms=dict(model.timings_ms),
     )
 

@@ -12,7 +12,16 @@ from scheduler.state import ClusterState, ModelState
 from sie_stream.control import Decision, EnsureTopic, FenceWorker, PublishState, RecordDecision, SchedulerCommand
 from sie_stream.settings import Settings
 
+TEXT_CHARS_MAX = 8_000
+"""What others wrote (errors, names) is cut to this in a decision, or one of them could not be published."""
+VALUE_CHARS_MAX = 1_000
+
 Table = Literal["models", "instances", "routes", "placements"]
+
+
+def shortened(text: str, chars_max: int) -> str:
+    """The text, or its beginning and how much is missing."""
+    return text if len(text) <= chars_max else f"{text[:chars_max]}... ({len(text) - chars_max} more characters)"
 
 
 class Step:
@@ -44,11 +53,14 @@ class Step:
         decision = Decision(
             decision=f"d-{self.offset}-{len(self._decisions)}",
             kind=kind,
-            subject=subject,
-            reason=reason,
+            subject=shortened(subject, VALUE_CHARS_MAX),
+            reason=shortened(reason, TEXT_CHARS_MAX),
             cause_offset=self.offset,
             at_ms=self.now_ms,
-            chosen=dict(chosen or {}),
+            chosen={
+                name: shortened(value, VALUE_CHARS_MAX) if isinstance(value, str) else value
+                for name, value in (chosen or {}).items()
+            },
             rejected=rejected,
             do_nothing=do_nothing,
         )
