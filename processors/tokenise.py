@@ -154,16 +154,16 @@ class TextInputs(Struct, frozen=True, gc=False):
 
     prompt: str | None = None
     messages: tuple[ChatMessage, ...] | None = None
-    text: str | None = None
+    text: str | tuple[str, ...] | None = None
 
 
 def text_tokens(tokeniser: Tokeniser, inputs: TextInputs) -> tuple[int, ...] | None:
-    """Ids of the one text there is, or None when there is none."""
+    """Ids of the one text there is, or None when there is none (a list of texts is left to the engine)."""
     if inputs.messages is not None:
         return tokeniser.chat([{"role": message.role, "content": message.content} for message in inputs.messages])
     if inputs.prompt is not None:
         return tokeniser.text(inputs.prompt)
-    if inputs.text is not None:
+    if isinstance(inputs.text, str):
         return tokeniser.text(inputs.text)
     return None
 

@@ -61,14 +61,12 @@ class DedupeWindow:
         """Many (request id, time) pairs at once, as read back from the log."""
         slice_ms, slice_of, newest = self._slice_ms, self._slice_of, self._newest
         for request_id, timestamp_ms in entries:
-            digest = digest_of(request_id)
-            if digest in slice_of:
-                continue
             number = timestamp_ms // slice_ms
             if number > newest:
                 self._advance(number)
                 newest = number
-            if self._enabled and number >= newest - self._kept:
+            digest = digest_of(request_id)
+            if digest not in slice_of and self._enabled and number >= newest - self._kept:
                 self._add(digest, number)
 
     def forget(self, request_ids: Iterable[str]) -> None:

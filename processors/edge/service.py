@@ -23,7 +23,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 78
 COUNTS_EVERY_S = 30.0
 GC_THRESHOLD = 50_000
-"""A batch makes thousands of records that hold no cycles; looking for some in each of them costs a tenth of the time."""
+"""A batch makes thousands of records that hold no cycles; looking for some each time costs a tenth of the time."""
 
 
 class Host(Protocol):

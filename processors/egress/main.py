@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
-from processors.edge.service import LogWatcher, kafka_ports, serve
+from processors.edge.service import EXIT_CONFIG, LogWatcher, kafka_ports, serve
 from processors.egress.host import EgressHost
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.logs import configure_logs
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings()
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
-        return 78
+        return EXIT_CONFIG
     hosts: list[EgressHost] = []
 
     def make() -> EgressHost:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from processors.edge.service import LogWatcher, kafka_ports, serve
+from processors.edge.service import EXIT_CONFIG, LogWatcher, kafka_ports, serve
 from processors.ingress.host import IngressHost
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.logs import configure_logs
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings()
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
-        return 78
+        return EXIT_CONFIG
     hosts: list[IngressHost] = []
 
     def make() -> IngressHost:

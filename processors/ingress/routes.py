@@ -45,11 +45,11 @@ class CompiledRoute:
         self.broken: str | None = None
         self.tokeniser: Tokeniser | None = None
         self.check: Callable[[bytes | Raw], None] = _accept
-        self.text_field = "prompt" if self.generates else "text"
+        self.text_field = ""
         try:
             validator = _validator(row.input_schema)
             self.check = validator.check
-            self.text_field = validator.text_field or self.text_field
+            self.text_field = text_field_of(row)
             if row.tokenizer:
                 self.tokeniser = Tokeniser(encoders.get(row.tokenizer, row.tokenizer_digest), cache)
         except (ConfigError, msgspec.DecodeError) as error:
@@ -64,6 +64,11 @@ class CompiledRoute:
 
 def _accept(_raw: bytes | Raw) -> None:
     return None
+
+
+def text_field_of(row: RouteRow) -> str:
+    """The input that plain text goes to. Raises SpecError for a schema that cannot be read."""
+    return _validator(row.input_schema).text_field or ("prompt" if row.service_type == GENERATIVE else "text")
 
 
 def _validator(schema: Raw) -> InputValidator:
