@@ -1,0 +1,67 @@
+"""A backend that does what its inputs say: echo, crash, exit, hang, sleep, raise, refuse. Found by path in tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused, failed
+from sie_stream.control import ModelLaunch
+from sie_stream.ports import Clock
+
+
+class TroubleModel:
+    memory_bytes = 1234
+    weights_digest = "sha256:trouble"
+
+    def run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
+        return [self._one(item) for item in batch]
+
+    def _one(self, item: EngineInput) -> EngineOutput:
+        inputs = msgspec.json.decode(item.inputs)
+        match inputs.get("do"):
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "exit":
+                os._exit(3)
+            case "hang":
+                threading.Event().wait()
+            case "sleep":
+                time.sleep(inputs["seconds"])
+            case "raise":
+                raise RuntimeError("asked to raise")
+            case "refuse":
+                return failed(item, "refused", "asked to refuse")
+            case "environment":
+                return EngineOutput(item.request_id, msgspec.json.encode({"value": os.environ.get(inputs["name"])}))
+        return EngineOutput(item.request_id, item.inputs)
+
+
+class TroubleBackend:
+    name = "trouble"
+
+    def __init__(self, clock: Clock) -> None:
+        pass
+
+    def load(self, launch: ModelLaunch) -> LoadedModel:
+        match launch.config.get("load"):
+            case "refuse":
+                raise ModelRefused("digest_mismatch", "asked to refuse")
+            case "raise":
+                raise RuntimeError("asked to raise")
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "slow":
+                time.sleep(1.5)
+        return TroubleModel()
+
+    def unload(self, model: LoadedModel) -> None:
+        pass
+
+    def versions(self) -> dict[str, str]:
+        return {"trouble": "1.0"}
