@@ -1,0 +1,196 @@
+"""The recorded histories, as code: `python -m tests.unit.scheduler.scenarios` writes them again.
+
+A history is the log of one scenario and the decisions that were made about it. A test folds the log and demands the
+same decisions, so every change of behaviour shows as a changed file, and is reviewed as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw, Struct
+
+from sie_stream.control import (
+    ApplyModel,
+    ClusterRecord,
+    Decision,
+    DeleteModel,
+    ReplicaFailed,
+    WorkerExited,
+)
+from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
+
+FOLDER = Path(__file__).parent / "histories"
+TWO = {"min": 1, "max": 2}
+
+
+class Entry(Struct, frozen=True):
+    offset: int
+    at_ms: int
+    record: ClusterRecord
+
+
+class History(Struct, frozen=True):
+    about: str
+    log: tuple[Entry, ...]
+    decisions: tuple[Decision, ...]
+
+
+def two_workers() -> Cluster:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.append(joined("w1", "b"))
+    return cluster
+
+
+def apply() -> Cluster:
+    """A model is applied, placed, loaded and served; a second one spreads to the other worker."""
+    cluster = two_workers()
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.wait(250, (("w0", "a"), ("w1", "b")))
+    cluster.make_ready()
+    cluster.apply(spec_json("risk", memory_mb=200))
+    cluster.make_ready("risk")
+    cluster.apply(spec_json("huge", memory_mb=5_000))
+    return cluster
+
+
+def worker_killed() -> Cluster:
+    """One of two workers dies: fenced, its model loads elsewhere meanwhile, its partitions follow the fence."""
+    cluster = two_workers()
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.apply(spec_json("risk", replicas={"min": 2, "max": 2}))
+    cluster.make_ready()
+    cluster.make_ready("risk")
+    cluster.wait(500, (("w0", "a"), ("w1", "b")))
+    lost = cluster.append(WorkerExited("w0", "a", -9, "supervisor"))
+    cluster.now_ms += 40
+    cluster.make_ready()
+    cluster.now_ms += 60
+    cluster.fence(lost)
+    cluster.wait(500, (("w1", "b"),))
+    cluster.append(joined("w0", "c"))
+    cluster.make_ready("risk")
+    cluster.release("risk")
+    return cluster
+
+
+def worker_paused() -> Cluster:
+    """A worker falls silent without a word: ticks notice, and it comes back as a new incarnation."""
+    cluster = two_workers()
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.make_ready()
+    cluster.fence(cluster.wait(2_750, (("w1", "b"),)))
+    cluster.make_ready()
+    cluster.append(joined("w0", "c"))
+    return cluster
+
+
+def new_version() -> Cluster:
+    """Version 2 is placed beside version 1, takes the partitions over by release, and version 1 is retired."""
+    cluster = two_workers()
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.make_ready()
+    cluster.apply(spec_json(version="2.0.0", replicas=TWO))
+    cluster.wait(250, (("w0", "a"), ("w1", "b")))
+    cluster.make_ready()
+    cluster.release(most=2)
+    cluster.wait(250, (("w0", "a"), ("w1", "b")))
+    cluster.release()
+    return cluster
+
+
+def new_version_without_room() -> Cluster:
+    """Both versions do not fit: the old one is released first."""
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.apply(spec_json(memory_mb=700))
+    cluster.make_ready()
+    cluster.apply(spec_json(version="2.0.0", memory_mb=800))
+    cluster.release()
+    cluster.make_ready()
+    return cluster
+
+
+def rejected() -> Cluster:
+    """Wrong declarations: each is refused with its reason, and the model that serves goes on."""
+    cluster = two_workers()
+    cluster.apply(spec_json())
+    cluster.make_ready()
+    cluster.append(ApplyModel(Raw(spec_json(replicas={"min": 3, "max": 1})), actor="ann"))
+    cluster.append(ApplyModel(Raw(spec_json(service_type="scorring")), actor="ann"))
+    cluster.append(ApplyModel(Raw(b'{"name": "empty"}'), actor="ann"))
+    cluster.append(ApplyModel(Raw(spec_json()), actor="ann"))
+    return cluster
+
+
+def failing_replica() -> Cluster:
+    """A replica fails on each device, is retried with growing pauses, and is given up."""
+    cluster = two_workers()
+    alive = (("w0", "a"), ("w1", "b"))
+    cluster.apply(spec_json())
+    for attempt in range(4):
+        (replica,) = cluster.model().replicas
+        cluster.append(
+            ReplicaFailed(
+                replica.worker,
+                replica.incarnation,
+                "churn",
+                "1.0.0",
+                replica.placement_epoch,
+                "weights_missing",
+                "no weights at /models/churn.",
+            )
+        )
+        cluster.wait(1_000 * 2**attempt, alive)
+    return cluster
+
+
+def deleted() -> Cluster:
+    """A model is deleted: its route at once, the rest after its topic was worked off."""
+    cluster = two_workers()
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.make_ready()
+    cluster.append(DeleteModel("churn", actor="ann"))
+    cluster.wait(5_250, (("w0", "a"), ("w1", "b")))
+    cluster.release()
+    return cluster
+
+
+SCENARIOS: dict[str, Callable[[], Cluster]] = {
+    made.__name__: made
+    for made in (
+        apply,
+        worker_killed,
+        worker_paused,
+        new_version,
+        new_version_without_room,
+        rejected,
+        failing_replica,
+        deleted,
+    )
+}
+
+
+def recorded(name: str) -> History:
+    cluster = SCENARIOS[name]()
+    return History(
+        about=SCENARIOS[name].__doc__ or "",
+        log=tuple(Entry(offset, at_ms, record) for offset, at_ms, record in cluster.log),
+        decisions=tuple(decisions(cluster.commands)),
+    )
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name in SCENARIOS:
+        text = msgspec.json.format(msgspec.json.encode(recorded(name)), indent=1)
+        (FOLDER / f"{name}.json").write_bytes(text + b"\n")
+
+
+if __name__ == "__main__":
+    main()
