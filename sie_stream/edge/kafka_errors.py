@@ -21,6 +21,8 @@ FENCED_CODES = frozenset(
         KafkaError.FENCED_INSTANCE_ID,
     )
 )
+STATIC_MEMBER_FENCED = "fenced by other consumer"
+"""A consumer's fatal error hides its cause in the text; this is FENCED_INSTANCE_ID."""
 TOO_LARGE_CODES = frozenset(
     (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 )
@@ -86,7 +88,7 @@ def classify(error: KafkaError, doing: str) -> LogError:
     """
     code = error.code()
     text = f"{doing}: {error.name()} ({error.str()})"
-    if code in FENCED_CODES:
+    if code in FENCED_CODES or (code == KafkaError._FATAL and STATIC_MEMBER_FENCED in error.str()):
         return Fenced(text)
     if code in TOO_LARGE_CODES:
         return RecordTooLarge(text)

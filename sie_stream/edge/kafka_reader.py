@@ -20,7 +20,8 @@ OFFSET_LATEST = -1
 
 PREFETCH_BYTES = 8 * 1024 * 1024
 PREFETCH_RECORDS = 4_000
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_MS = 10_000
+"""Budget of a call that asks the brokers something."""
 
 
 def to_records(messages: Sequence[Message]) -> list[LogRecord]:
@@ -54,13 +55,15 @@ def poll_messages(consumer: Consumer, records_max: int, wait_ms: int) -> list[Me
     return messages
 
 
-def list_offsets(consumer: Consumer, partitions: Iterable[TopicPartition], spec: int) -> dict[TopicPartition, int]:
+def list_offsets(
+    consumer: Consumer, partitions: Iterable[TopicPartition], spec: int, timeout_ms: int = CALL_TIMEOUT_MS
+) -> dict[TopicPartition, int]:
     """One ListOffsets call per broker. `spec`: a timestamp in ms, or OFFSET_EARLIEST, or OFFSET_LATEST."""
     asked = [ClientPartition(topic, partition, spec) for topic, partition in partitions]
     if not asked:
         return {}
     try:
-        answered = consumer.offsets_for_times(asked, timeout=CALL_TIMEOUT_S)
+        answered = consumer.offsets_for_times(asked, timeout=timeout_ms / 1000.0)
     except KafkaException as raised:
         raise from_exception(raised, "list offsets") from raised
     found: dict[TopicPartition, int] = {}
@@ -72,14 +75,14 @@ def list_offsets(consumer: Consumer, partitions: Iterable[TopicPartition], spec:
 
 
 def committed_offsets(
-    consumer: Consumer, partitions: Iterable[TopicPartition]
+    consumer: Consumer, partitions: Iterable[TopicPartition], timeout_ms: int = CALL_TIMEOUT_MS
 ) -> dict[TopicPartition, CommittedOffset | None]:
     """Stable committed offsets: librdkafka asks with require_stable under read_committed, and retries."""
     asked = [ClientPartition(topic, partition) for topic, partition in partitions]
     if not asked:
         return {}
     try:
-        answered = consumer.committed(asked, timeout=CALL_TIMEOUT_S)
+        answered = consumer.committed(asked, timeout=timeout_ms / 1000.0)
     except KafkaException as raised:
         raise from_exception(raised, "committed offsets") from raised
     found: dict[TopicPartition, CommittedOffset | None] = {}
@@ -151,7 +154,9 @@ class KafkaReader:
         overrides: Mapping[str, str] | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         prefetch_records: int = PREFETCH_RECORDS,
+        call_timeout_ms: int = CALL_TIMEOUT_MS,
     ) -> None:
+        self._call_timeout_ms = call_timeout_ms
         self._consumer = Consumer(
             reader_config(bootstrap, group, overrides, prefetch_bytes, prefetch_records), logger=logger
         )
@@ -211,22 +216,22 @@ class KafkaReader:
         return max(returned if returned >= 0 else start, self._positions.ends.get(partition, 0))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
-        return committed_offsets(self._consumer, partitions)
+        return committed_offsets(self._consumer, partitions, self._call_timeout_ms)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return list_offsets(self._consumer, partitions, OFFSET_EARLIEST)
+        return list_offsets(self._consumer, partitions, OFFSET_EARLIEST, self._call_timeout_ms)
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return list_offsets(self._consumer, partitions, OFFSET_LATEST)
+        return list_offsets(self._consumer, partitions, OFFSET_LATEST, self._call_timeout_ms)
 
     def offsets_at(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        found = list_offsets(self._consumer, partitions, max(0, timestamp_ms))
+        found = list_offsets(self._consumer, partitions, max(0, timestamp_ms), self._call_timeout_ms)
         none_later = [place for place, offset in found.items() if offset < 0]
         return found | self.end_offsets(none_later)
 
     def partitions_of(self, topic: str) -> int:
         try:
-            found = self._consumer.list_topics(topic, timeout=CALL_TIMEOUT_S).topics.get(topic)
+            found = self._consumer.list_topics(topic, timeout=self._call_timeout_ms / 1000.0).topics.get(topic)
         except KafkaException as raised:
             raise from_exception(raised, f"metadata of {topic}") from raised
         if found is None:

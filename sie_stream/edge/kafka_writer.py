@@ -35,9 +35,8 @@ def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
 
 
 def close_producer(producer: Producer) -> None:
-    """Close without waiting for what was never flushed. A fenced or broken producer complains about its past; told."""
+    """Close; what was not delivered by then is dropped. A broken producer complains about its past: told."""
     try:
-        producer.purge()
         producer.close()
     except KafkaException as raised:
         logger.info("close: %s", raised)
@@ -197,8 +196,10 @@ class KafkaTransactionalWriter:
         self._open = False
 
     def close(self) -> None:
-        """Does not abort: an open transaction ends when the id is taken again, or by its timeout."""
-        close_producer(self._producer)
+        """An open transaction is aborted. A fenced writer has nothing left to say: its client is just dropped."""
+        self._producer.purge()
+        if self._fenced is None:
+            close_producer(self._producer)
 
     def _call(self, doing: str, call: Callable[[float], None], budget_ms: int) -> None:
         """One transactional call, repeated while the client says that it may be."""

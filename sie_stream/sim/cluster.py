@@ -15,7 +15,8 @@ from sie_stream.sim.partition import SimPartition, keyed_partition
 Hook = Callable[[str, str], None]
 """Called with (operation, client); raises a LogError to make that operation fail."""
 
-METADATA_BYTES_MAX = 4_096
+METADATA_CHARS_MAX = 4_095
+"""Kafka 4.4 refuses 4,096 characters at its default offset.metadata.max.bytes = 4096."""
 RECORD_BATCH_MAX = 1_048_588
 """Kafka's default max.message.bytes."""
 NEVER = 1 << 62
@@ -52,6 +53,8 @@ class SimCluster:
         """Fault hook: an operation fails without any effect."""
         self.after: Hook | None = None
         """Fault hook: an operation took effect but its answer is lost."""
+        self.on_commit: Callable[[SimTransaction], None] | None = None
+        """Told about every transaction at the moment it commits, while it still knows its records and offsets."""
         self._keyless: dict[str, int] = {}
         self._look_at_ms = NEVER
 
@@ -121,11 +124,11 @@ class SimCluster:
 
     def enter(self, operation: str, client: str) -> int:
         """Every client call starts here: timeouts that have passed take effect first. Returns the time."""
+        if self.before is not None:
+            self.before(operation, client)  # may let time pass
         now_ms = self.clock.now_ms()
         if now_ms >= self._look_at_ms:
             self._expire(now_ms)
-        if self.before is not None:
-            self.before(operation, client)
         return now_ms
 
     def leave(self, operation: str, client: str) -> None:
@@ -169,6 +172,8 @@ class SimCluster:
         """Records become visible and offsets committed in one step."""
         for group_name, sent in transaction.offsets.items():
             self.group(group_name).committed.update(sent)
+        if self.on_commit is not None:
+            self.on_commit(transaction)
         self._decide(transaction, now_ms)
 
     def abort(self, transaction: SimTransaction, now_ms: int) -> None:

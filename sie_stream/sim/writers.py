@@ -8,7 +8,7 @@ from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, R
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupReader, LogReader
 from sie_stream.records import CommittedOffset, LogWrite
-from sie_stream.sim.cluster import METADATA_BYTES_MAX, SimCluster, SimTransaction
+from sie_stream.sim.cluster import METADATA_CHARS_MAX, SimCluster, SimTransaction
 from sie_stream.sim.partition import SimPartition
 from sie_stream.sim.readers import SimGroupReader, SimReader
 
@@ -108,21 +108,20 @@ class SimTransactionalWriter:
         if not offsets:
             return
         self._cluster.touch(transaction, now_ms)
-        self._check_membership(reader)
+        if isinstance(reader, SimGroupReader):
+            self._check_membership(reader)
         group = self._cluster.group(reader.group)
         for place, committed in offsets.items():
-            if len(committed.metadata) > METADATA_BYTES_MAX:
+            if len(committed.metadata) > METADATA_CHARS_MAX:
                 raise self._spoil(TransactionAborted(f"offset metadata of {place} too large"))
         for place, committed in offsets.items():
             transaction.offsets.setdefault(reader.group, {})[place] = committed
             group.hold_offset(place, self.transactional_id)
         self._cluster.leave("send_offsets", self.client)
 
-    def _check_membership(self, reader: SimReader | SimGroupReader) -> None:
-        if isinstance(reader, SimGroupReader):
-            refusal = reader.refusal()
-        else:
-            refusal = "the group has members" if self._cluster.group(reader.group).members else None
+    def _check_membership(self, reader: SimGroupReader) -> None:
+        """KIP-447. As in Kafka, offsets that claim no membership are taken even when the group has members."""
+        refusal = reader.refusal()
         if isinstance(refusal, Fenced):
             self._fenced = True
             raise refusal
