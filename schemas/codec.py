@@ -67,23 +67,33 @@ _DEADLETTER_FRAME = frame(CURRENT["DeadLetter"].id)
 _DELTA_FRAME = frame(CURRENT["TokenDelta"].id)
 
 
-def _decode(value: bytes | None, own: bytes, read: Callable[[bytes], RecordT], kind: type[RecordT]) -> RecordT:
-    """By hand when the record has the current schema's frame `own`, else by the schema that it names."""
-    if value is None or not value.startswith(own):
-        return reference.decode(value, kind)
-    try:
-        return read(value)
-    except IndexError as error:
-        raise bad_avro(f"the {kind.__name__} ends too early") from error
-    except UnicodeDecodeError as error:
-        raise bad_avro(f"a text of the {kind.__name__} is not UTF-8: {error}") from error
+def _decoder(own: bytes, read: Callable[[bytes], RecordT], kind: type[RecordT]) -> Callable[[bytes | None], RecordT]:
+    """Decodes by hand when the record has the current schema's frame `own`, else by the schema that it names."""
+
+    def decode(value: bytes | None) -> RecordT:
+        if value is None or not value.startswith(own):
+            return reference.decode(value, kind)
+        try:
+            return read(value)
+        except IndexError as error:
+            raise bad_avro(f"the {kind.__name__} ends too early") from error
+        except UnicodeDecodeError as error:
+            raise bad_avro(f"a text of the {kind.__name__} is not UTF-8: {error}") from error
+
+    return decode
 
 
 # ---------------------------------------------------------------- data plane
 
 
+_decode_own_request = _decoder(request_codec.FRAME, request_codec.read_request, InferenceRequest)
+_OWN_REQUEST_ID = CURRENT["InferenceRequest"].id
+
+
 def decode_request(value: bytes | None, schemas: SchemaTable = RELEASED_TABLE) -> tuple[InferenceRequest, int]:
     """The request and the id of the schema it was written with: ours, or one of the user's that `schemas` knows."""
+    if value is not None and value.startswith(request_codec.FRAME):
+        return _decode_own_request(value), _OWN_REQUEST_ID
     schema_id = schema_id_of(value)
     released = BY_ID.get(schema_id)
     if released is None:
@@ -93,7 +103,7 @@ def decode_request(value: bytes | None, schemas: SchemaTable = RELEASED_TABLE) -
         raise CodecError(
             "unknown_schema_id", f"schema id {schema_id} is {released.name}: a request is an InferenceRequest"
         )
-    return _decode(value, request_codec.FRAME, request_codec.read_request, InferenceRequest), schema_id
+    return reference.decode(value, InferenceRequest), schema_id
 
 
 def decode_fields(value: bytes | None, schemas: SchemaTable = RELEASED_TABLE) -> tuple[Raw, int]:
@@ -102,16 +112,9 @@ def decode_fields(value: bytes | None, schemas: SchemaTable = RELEASED_TABLE) ->
     return Raw(json_text(fields)), schema_id
 
 
-def decode_work(value: bytes | None) -> WorkItem:
-    return _decode(value, work_codec.FRAME, work_codec.read_work, WorkItem)
-
-
-def decode_result(value: bytes | None) -> Result:
-    return _decode(value, result_codec.RESULT_FRAME, result_codec.read_result, Result)
-
-
-def decode_raw_output(value: bytes | None) -> RawOutput:
-    return _decode(value, result_codec.RAW_OUTPUT_FRAME, result_codec.read_raw_output, RawOutput)
+decode_work = _decoder(work_codec.FRAME, work_codec.read_work, WorkItem)
+decode_result = _decoder(result_codec.RESULT_FRAME, result_codec.read_result, Result)
+decode_raw_output = _decoder(result_codec.RAW_OUTPUT_FRAME, result_codec.read_raw_output, RawOutput)
 
 
 def encode_deadletter(letter: DeadLetter) -> bytes:
@@ -146,8 +149,7 @@ def _read_deadletter(value: bytes) -> DeadLetter:
     return letter
 
 
-def decode_deadletter(value: bytes | None) -> DeadLetter:
-    return _decode(value, _DEADLETTER_FRAME, _read_deadletter, DeadLetter)
+decode_deadletter = _decoder(_DEADLETTER_FRAME, _read_deadletter, DeadLetter)
 
 
 def encode_token_delta(delta: TokenDelta) -> bytes:
@@ -173,8 +175,7 @@ def _read_token_delta(value: bytes) -> TokenDelta:
     return delta
 
 
-def decode_token_delta(value: bytes | None) -> TokenDelta:
-    return _decode(value, _DELTA_FRAME, _read_token_delta, TokenDelta)
+decode_token_delta = _decoder(_DELTA_FRAME, _read_token_delta, TokenDelta)
 
 
 # ---------------------------------------------------------------- control plane
@@ -203,9 +204,12 @@ def _read_envelope(value: bytes) -> ControlEnvelope:
     return envelope
 
 
+_decode_envelope = _decoder(_ENVELOPE_FRAME, _read_envelope, ControlEnvelope)
+
+
 def _open(value: bytes | None, decoder: msgspec.json.Decoder[Any], kind: str) -> Any:
     """The record in an envelope; `kind` empty: any."""
-    envelope = _decode(value, _ENVELOPE_FRAME, _read_envelope, ControlEnvelope)
+    envelope = _decode_envelope(value)
     if kind and envelope.kind != kind:
         raise bad_avro(f"the record is {envelope.kind!r}, expected {kind!r}")
     try:

@@ -6,7 +6,7 @@ A schema of one's own needs fields of the same names; others are ignored, missin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw
@@ -14,23 +14,28 @@ from msgspec import Raw
 from schemas.catalog import CURRENT
 from schemas.wire import (
     FALSE,
+    HEADER_BYTES,
+    MEMO_MAX,
     NULL,
     SOME,
     TRUE,
     Cursor,
     bad_avro,
+    check_utf8,
     frame,
     json_bytes,
     long_bytes,
     optional_long,
     optional_text,
+    read_span,
     text_bytes,
 )
 from schemas.writer_schema import json_text
 from sie_stream.records import InferenceRequest
 
 FRAME = frame(CURRENT["InferenceRequest"].id)
-PRIORITIES = ("P0", "P1", "P2")
+Priority = Literal["P0", "P1", "P2"]
+PRIORITIES: tuple[Priority, ...] = ("P0", "P1", "P2")
 _PRIORITY_BYTES: dict[str | None, bytes] = {
     None: NULL,
     **{name: SOME + long_bytes(index) for index, name in enumerate(PRIORITIES)},
@@ -41,7 +46,6 @@ _JSON_TEXTS = ("inputs", "parameters")
 
 def encode_request(request: InferenceRequest) -> bytes:
     """Frame and body. Raises CodecError for a text that is not valid and a number beyond 64 bits."""
-    parameters = request.parameters
     return b"".join(
         (
             FRAME,
@@ -49,6 +53,15 @@ def encode_request(request: InferenceRequest) -> bytes:
             text_bytes(request.instance),
             json_bytes(bytes(request.inputs)),
             text_bytes(request.request_id),
+            _options(request),
+        )
+    )
+
+
+def _options(request: InferenceRequest) -> bytes:
+    parameters = request.parameters
+    return b"".join(
+        (
             NULL if parameters is None else SOME + json_bytes(bytes(parameters)),
             _PRIORITY_BYTES[request.priority],
             optional_long(request.deadline_ms),
@@ -60,16 +73,15 @@ def encode_request(request: InferenceRequest) -> bytes:
     )
 
 
-def read_request(value: bytes) -> InferenceRequest:
-    """The record after a frame that was checked. Raises IndexError or CodecError when it is bad."""
-    cursor = Cursor(value)
-    model, instance, inputs, request_id = cursor.text(), cursor.text(), cursor.json(), cursor.text()
+_Options = tuple[Raw | None, Priority | None, int | None, str | None, str | None, bool, str | None]
+_OPTIONS_BYTES_MAX = 256
+_seen_options: dict[bytes, _Options] = {}
+
+
+def _read_options(value: bytes, at: int) -> _Options:
+    cursor = Cursor(value, at)
     parameters = cursor.optional_json()
-    request = InferenceRequest(
-        model,
-        instance,
-        Raw(inputs),
-        request_id,
+    options = (
         None if parameters is None else Raw(parameters),
         PRIORITIES[cursor.index(len(PRIORITIES))] if cursor.some() else None,
         cursor.optional_long(),
@@ -79,7 +91,27 @@ def read_request(value: bytes) -> InferenceRequest:
         cursor.optional_text(),
     )
     cursor.end()
-    return request
+    if len(value) - at <= _OPTIONS_BYTES_MAX:
+        if len(_seen_options) >= MEMO_MAX // 8:
+            _seen_options.clear()
+        _seen_options[value[at:]] = options
+    return options
+
+
+def read_request(value: bytes) -> InferenceRequest:
+    """The record after a frame that was checked. Raises IndexError, UnicodeDecodeError or CodecError when it is bad."""
+    start, at = read_span(value, HEADER_BYTES)
+    model = value[start:at].decode()
+    start, at = read_span(value, at)
+    instance = value[start:at].decode()
+    start, at = read_span(value, at)
+    inputs = value[start:at]
+    if not inputs.isascii():
+        check_utf8(inputs)
+    start, at = read_span(value, at)
+    request_id = value[start:at].decode()
+    options = _seen_options.get(value[at:]) or _read_options(value, at)
+    return InferenceRequest(model, instance, Raw(inputs), request_id, *options)
 
 
 def request_from_fields(fields: dict[str, Any]) -> InferenceRequest:
