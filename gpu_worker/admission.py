@@ -69,9 +69,10 @@ def _admit_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
 
 def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRecord]) -> None:
     """Decode started records and let them wait for an engine."""
-    append = state.queues.append
+    place, epoch = partition.partition.partition, partition.placement_epoch
     queue: ModelQueue | None = None
     work: WorkItem | None = None
+    run: list[Item] = []
     opened = 0
     for record in records:
         try:
@@ -80,15 +81,17 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
             _refuse(state, partition, record, refusal)
             continue
         if queue is None or work.version != queue.version or work.model != queue.model:
+            if queue is not None:
+                state.queues.extend(queue, run)
+            run = []
             queue = queue_of(state, work.model, work.version)
         item = Item(work, partition, record.offset, queue)
         if queue.ordered and (work.key or work.session):
-            key = work.key or (work.session or "").encode()
-            item.key = (partition.partition.partition, partition.placement_epoch, key)
-        append(item)
+            item.key = (place, epoch, work.key or (work.session or "").encode())
+        run.append(item)
         opened += 1
-    if opened:
-        assert work is not None
+    if queue is not None and work is not None:
+        state.queues.extend(queue, run)
         partition.lane = work.priority
         partition.open += opened
         state.opened(partition.model, opened)

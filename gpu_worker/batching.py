@@ -12,7 +12,7 @@ from gpu_worker.facts import SubmitBatch
 from gpu_worker.outcomes import Turn
 from gpu_worker.queues import is_expired, ready_on
 from gpu_worker.replicas import check_load_timeout, reload_after_death, start_load, stop_engine
-from gpu_worker.retries import ENGINE_TIMEOUT, abandon, engine_lost, finish
+from gpu_worker.retries import ENGINE_TIMEOUT, abandon, engine_lost, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.worker_state import WorkerState
 
@@ -81,10 +81,11 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
     batch_id = state.next_batch
     state.next_batch += 1
     engine.outstanding[batch_id] = Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms)
+    for partition, run in runs_of(items):
+        partition.running += len(run)
     inputs: list[EngineInput] = []
     for item in items:
         work = item.work
-        item.partition.running += 1
         inputs.append(
             EngineInput(
                 work.request_id,
@@ -110,8 +111,8 @@ def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted
         return
     state.outcomes.answered(Turn(batch, event.inference_ms, state.now_ms), answers, state.output)
     items = [item for item, _ in answers]
-    for item in items:
-        item.partition.running -= 1
+    for partition, run in runs_of(items):
+        partition.running -= len(run)
     finish(state, items)
 
 

@@ -32,15 +32,30 @@ class Queues:
             queue = self.models[key] = ModelQueue(model, version)
         return queue
 
-    def append(self, item: Item) -> None:
-        """Wait for an engine, unless an earlier item of the same key is still open."""
-        if item.key is not None:
-            held = item.queue.by_key.get(item.key)
-            if held is not None:
-                held.append(item)
-                return
-            item.queue.by_key[item.key] = deque()
-        self.push(item)
+    def extend(self, queue: ModelQueue, items: list[Item]) -> None:
+        """Items of one queue wait for an engine; of a key only the first, until it has ended."""
+        if queue.ordered:
+            items = [item for item in items if item.key is None or self._may_wait(queue, item.key, item)]
+        start, count = 0, len(items)
+        while start < count:
+            lane = items[start].work.priority
+            end = start + 1
+            while end < count and items[end].work.priority == lane:
+                end += 1
+            waiting = queue.lanes[lane]
+            if not waiting:
+                self.waiting[lane][queue.model, queue.version] = queue
+            waiting.extend(items[start:end])
+            start = end
+
+    def _may_wait(self, queue: ModelQueue, key: tuple[int, int, bytes], item: Item) -> bool:
+        """False: an earlier item of the key is open, and this one is held behind it."""
+        held = queue.by_key.get(key)
+        if held is None:
+            queue.by_key[key] = deque()
+            return True
+        held.append(item)
+        return False
 
     def push(self, item: Item) -> None:
         lane = item.work.priority
@@ -140,11 +155,9 @@ def ready_on(queue: ModelQueue, engine: Engine) -> Replica | None:
 
 def _front(items: deque[Item], count: int) -> list[Item]:
     """Take up to `count` items, and no more than BATCH_BYTES_MAX of inputs."""
-    taken: list[Item] = []
-    room = BATCH_BYTES_MAX
-    while items and len(taken) < count:
-        room -= len(items[0].work.inputs)
-        if room < 0 and taken:
-            break
-        taken.append(items.popleft())
+    taken = [items.popleft() for _ in range(min(count, len(items)))]
+    while len(taken) > 1 and sum(len(item.work.inputs) for item in taken) > BATCH_BYTES_MAX:
+        half = len(taken) // 2
+        items.extendleft(reversed(taken[half:]))
+        del taken[half:]
     return taken

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_worker.engine_port import BatchFailed, EngineDied
-from gpu_worker.state import Batch, Engine, Item
+from gpu_worker.state import Batch, Engine, Item, Partition
 from gpu_worker.worker_state import WorkerState
 
 POISON = "poison"
@@ -69,21 +69,28 @@ def abandon(state: WorkerState, item: Item) -> None:
 
 def finish(state: WorkerState, items: Sequence[Item]) -> None:
     """The ledger's part of an ending. The terminal record is in state.output, so the next commit has both."""
+    for partition, run in runs_of(items):
+        assert partition.ledger is not None
+        partition.ledger.finish_many([item.offset for item in run])
+        partition.open -= len(run)
+        state.dirty[partition.partition] = partition
+        state.closed(partition.model, len(run))
+    for item in items:
+        if item.key is not None:
+            state.queues.release_key(item)
+    if items:
+        state.pacer.pending(state.at_ms)
+
+
+def runs_of(items: Sequence[Item]) -> list[tuple[Partition, Sequence[Item]]]:
+    """The items in runs of one partition each: the hot path works per run, not per item."""
+    runs: list[tuple[Partition, Sequence[Item]]] = []
     start, count = 0, len(items)
     while start < count:
         partition = items[start].partition
         end = start + 1
         while end < count and items[end].partition is partition:
             end += 1
-        ledger = partition.ledger
-        assert ledger is not None
-        ledger.finish_many([item.offset for item in items[start:end]])
-        partition.open -= end - start
-        state.dirty[partition.partition] = partition
-        state.closed(partition.model, end - start)
+        runs.append((partition, items[start:end] if end - start < count else items))
         start = end
-    for item in items:
-        if item.key is not None:
-            state.queues.release_key(item)
-    if items:
-        state.pacer.pending(state.at_ms)
+    return runs
