@@ -14,6 +14,7 @@ from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 
 TOPIC_KNOWN_MS = 60_000
 TOPIC_MISSING_MS = 2_000
+UNKNOWN = -1
 
 
 class Ports(Struct, frozen=True):
@@ -113,12 +114,24 @@ class TopicLookup:
         self._known: dict[str, tuple[int, float]] = {}
 
     def __call__(self, topic: str) -> bool:
-        return self.partitions(topic) > 0
+        """While Kafka cannot say, the last answer stands, and a topic never asked about is believed to exist.
+
+        A batch that is wrong about that is aborted and comes again; a request that is refused would be over.
+        """
+        return self._look_up(topic) != 0
 
     def partitions(self, topic: str) -> int:
         """Number of partitions, 0 if the topic is missing. While Kafka cannot say, the last answer stands (or 0)."""
+        return max(0, self._look_up(topic))
+
+    def forget(self) -> None:
+        """Ask again: a transaction was aborted, perhaps because a topic is gone."""
+        self._known = {topic: (count, 0.0) for topic, (count, _) in self._known.items()}
+
+    def _look_up(self, topic: str) -> int:
+        """Number of partitions; UNKNOWN while Kafka has never said."""
         now_ms = self._clock.monotonic_ms()
-        count, until_ms = self._known.get(topic, (0, 0.0))
+        count, until_ms = self._known.get(topic, (UNKNOWN, 0.0))
         if now_ms < until_ms:
             return count
         try:
@@ -127,10 +140,6 @@ class TopicLookup:
             return count
         self._known[topic] = (count, now_ms + (TOPIC_KNOWN_MS if count else TOPIC_MISSING_MS))
         return count
-
-    def forget(self) -> None:
-        """Ask again: a transaction was aborted, perhaps because a topic is gone."""
-        self._known.clear()
 
 
 def commit_turn(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from processors.follow import RouteFollower
+from processors.follow import RegistryFollower, RouteFollower
 from processors.ingress.events import (
     BatchAborted,
     BatchTooLarge,
@@ -53,7 +53,9 @@ class IngressHost:
         self._window = WindowReader(settings.dedupe_window_ms, ports.clock)
         self._busy = False
         self._aborts_in_a_row = 0
-        self.machine = IngressMachine(settings, encoders, self._topics)
+        self._registry_reader = ports.make_reader(f"{settings.topics.ingress_group}.schemas")
+        self._registry = RegistryFollower(self._registry_reader, settings.topics.schemas, ports.clock)
+        self.machine = IngressMachine(settings, encoders, self._topics, self._registry)
 
     def start(self) -> None:
         """Take the transactional id (fencing the last incarnation), read the routes, join the groups.
@@ -76,6 +78,8 @@ class IngressHost:
         self._join_new_topics()
         while self._routes.problems:
             self._watcher.event("route_unreadable", problem=self._routes.problems.pop())
+        while self._registry.problems:
+            self._watcher.event("schema_ignored", problem=self._registry.problems.pop())
         batches = self._gather()
         self._busy = bool(batches)
         if not batches:
@@ -89,6 +93,7 @@ class IngressHost:
         for source in self._sources.values():
             source.reader.close()
         self._reader.close()
+        self._registry_reader.close()
         self._ports.writer.close()
 
     # ------------------------------------------------------------------------------------------------ gather

@@ -37,6 +37,7 @@ from processors.ingress.events import (
 from processors.ingress.routes import CompiledRoute, RouteTable, TextEncoders
 from processors.ingress.work import WorkBuilder
 from schemas import codec
+from schemas.reference import RELEASED_TABLE
 from sie_stream.control import RouteRow
 from sie_stream.dedupe import DedupeWindow
 from sie_stream.errors import InvalidRequest
@@ -91,15 +92,24 @@ class _Batch:
 
 
 class IngressMachine:
-    """Decides about requests. `topic_exists` is asked about topics that requests and routes name."""
+    """Decides about requests. `topic_exists` is asked about topics that requests and routes name.
 
-    def __init__(self, settings: Settings, encoders: TextEncoders, topic_exists: Callable[[str], bool]) -> None:
+    `schemas` knows the Avro schemas that users registered.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        encoders: TextEncoders,
+        topic_exists: Callable[[str], bool],
+        schemas: codec.SchemaTable = RELEASED_TABLE,
+    ) -> None:
         self.counts = IngressCounts()
         self.routes = RouteTable(settings.topics, encoders)
         self.window = DedupeWindow(settings.dedupe_window_ms, settings.dedupe_entries_max)
         self._names = settings.topics
         self._requests = settings.topics.requests
-        self._limits = Limits(settings.request_bytes_max, settings.json_depth_max)
+        self._limits = Limits(settings.request_bytes_max, settings.json_depth_max, schemas)
         self._letter_bytes_max = settings.deadletter_bytes_max
         self._topic_exists = topic_exists
         self._builder = WorkBuilder(settings, self.routes, topic_exists)

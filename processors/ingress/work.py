@@ -68,11 +68,7 @@ class WorkBuilder:
         if version or variant is None:
             variant = route.variant(sticky_key(request.session, key, request_id), version)
         deadline_ms = request.deadline_ms or row.deadline_ms
-        deadline_at_ms = record.timestamp_ms + deadline_ms if deadline_ms else 0
-        if deadline_at_ms and now_ms >= deadline_at_ms:
-            raise InvalidRequest(
-                "deadline_exceeded", f"the deadline of {deadline_ms} ms had passed when the request was taken up."
-            )
+        deadline_at_ms = _deadline_at_ms(record, deadline_ms, now_ms) if deadline_ms else 0
         inputs, token_ids, parameters, seed = self._inspect(request_id, request, route, now_ms)
         lane = row.priority if request.priority is None else PRIORITY_LANES[request.priority]
         partition = lane
@@ -109,10 +105,7 @@ class WorkBuilder:
             )
         )
         if len(value) > self.work_bytes_max:
-            raise InvalidRequest(
-                "payload_too_large",
-                f"the request has {len(value)} bytes with its tokens, allowed are {self.work_bytes_max}.",
-            )
+            raise _too_large(len(value), self.work_bytes_max)
         return LogWrite(row.topic, value, request.session.encode() if request.session else record.key, partition)
 
     def _inspect(
@@ -192,6 +185,20 @@ class WorkBuilder:
         else:
             return topic
         raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
+
+
+def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:
+    """Raises InvalidRequest (`deadline_exceeded`) when it has passed already."""
+    at_ms = record.timestamp_ms + deadline_ms
+    if now_ms >= at_ms:
+        raise InvalidRequest(
+            "deadline_exceeded", f"the deadline of {deadline_ms} ms had passed when the request was taken up."
+        )
+    return at_ms
+
+
+def _too_large(size: int, allowed: int) -> InvalidRequest:
+    return InvalidRequest("payload_too_large", f"the request has {size} bytes with its tokens, allowed are {allowed}.")
 
 
 def _traceparent(record: LogRecord) -> str | None:
