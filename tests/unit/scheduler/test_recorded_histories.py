@@ -1,4 +1,4 @@
-"""Recorded logs still lead to the recorded decisions. To record them again: `python -m tests.unit.scheduler.scenarios`."""
+"""Recorded logs still lead to the recorded decisions. To record again: `python -m tests.unit.scheduler.scenarios`."""
 
 from __future__ import annotations
 
