@@ -33,15 +33,16 @@ def converge(step: Step) -> None:
         _place_missing(step, models)
         for model in models:
             _settle(step, model)
-            step.state.models_due_ms = min(step.state.models_due_ms, model_due_ms(model, step.settings.load_timeout_ms))
+            due_ms = model_due_ms(step.state, model, step.settings.load_timeout_ms)
+            step.state.models_due_ms = min(step.state.models_due_ms, due_ms)
 
 
-def model_due_ms(model: ModelState, load_timeout_ms: int) -> int:
+def model_due_ms(state: ClusterState, model: ModelState, load_timeout_ms: int) -> int:
     """When a tick has to look at this model next; NEVER_MS when only a fact can change anything."""
     due = min(model.delete_at_ms, model.topic_due_ms)
     for replica in model.replicas:
         if replica.state == "loading":
-            due = min(due, replica.placed_ms + load_timeout_ms)
+            due = min(due, state.load_deadline_ms(replica, load_timeout_ms))
     if _missing(model) > 0:
         due = min(due, model.try_at_ms)
     return due

@@ -165,7 +165,11 @@ def _apply_again(step: Step, model: ModelState, actor: str) -> None:
 
 
 def delete_model(step: Step, record: DeleteModel) -> None:
-    """The route goes at once; replicas and partitions linger so that what is in the topic is worked off."""
+    """The route goes at once; replicas and partitions linger so that what is in the topic is worked off.
+
+    What is still in the topic after the linger stays there, with the committed offsets, until retention ends: it is
+    worked off when the model is applied again before that.
+    """
     model = step.state.models.get(record.model)
     if model is None or model.status == "deleting":
         why = (

@@ -14,6 +14,9 @@ RETRIES_MAX = 3
 RETRY_BACKOFF_MS = 1_000
 """Before the first retry; doubles with each."""
 
+LOAD_GRACE_MS = 10_000
+"""A worker reports its own load timeouts; one that says nothing for this much longer is not believed any more."""
+
 TOPIC_TIMEOUT_MS = 15_000
 """EnsureTopic is emitted again when nothing came back for this long."""
 

@@ -147,7 +147,7 @@ def check_models(step: Step) -> None:
     load_timeout_ms = step.settings.load_timeout_ms
     state.models_due_ms = NEVER_MS
     for model in list(state.models.values()):
-        due_ms = model_due_ms(model, load_timeout_ms)
+        due_ms = model_due_ms(state, model, load_timeout_ms)
         if step.now_ms < due_ms:
             state.models_due_ms = min(state.models_due_ms, due_ms)
             continue

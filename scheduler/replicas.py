@@ -52,12 +52,13 @@ def replica_failed(step: Step, record: ReplicaFailed) -> None:
 
 
 def give_up_waiting(step: Step, model: ModelState) -> None:
-    """Part of a tick: a replica that neither loads nor fails in time has failed."""
+    """Part of a tick: a replica has failed when its worker says nothing about it, or about any other, for too long."""
     limit_ms = step.settings.load_timeout_ms
     for replica in [r for r in model.replicas if r.state == "loading"]:
-        waited_ms = step.now_ms - replica.placed_ms
-        if waited_ms >= limit_ms:
-            _fail(step, model, replica, "load_timeout", f"not ready after {waited_ms} ms, {limit_ms} ms are allowed")
+        if step.now_ms >= step.state.load_deadline_ms(replica, limit_ms):
+            waited_ms = step.now_ms - replica.placed_ms
+            message = f"no word about it {waited_ms} ms after it was placed (setting load_timeout_ms: {limit_ms})."
+            _fail(step, model, replica, "load_timeout", message)
 
 
 def partition_released(step: Step, record: PartitionReleased) -> None:
@@ -98,6 +99,7 @@ def _find(step: Step, record: ReplicaReady | ReplicaFailed) -> tuple[ModelState,
     if model is None or not step.state.live(record.worker, record.incarnation):
         step.ignore()
         return None
+    step.state.workers[record.worker].progress_ms = step.now_ms
     replica = model.replica_at(record.worker, record.incarnation, record.placement_epoch)
     if replica is None:
         step.ignore()

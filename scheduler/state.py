@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from scheduler.fleet import WorkerStatus
+from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from sie_stream.control import Device, ModelLaunch, RouteRow
 from sie_stream.ids import LANES
@@ -40,6 +41,8 @@ class WorkerState(Struct):
     """When it became lost, fenced or left."""
     fence_due_ms: int = NEVER_MS
     """When FenceWorker is emitted (again), as long as no WorkerFenced answers it."""
+    progress_ms: int = 0
+    """When it last said how a load ended: loads queue up there, one after another."""
     stopping: bool = False
     """It gives partitions back unasked, so it is on its way out: it gets no work any more."""
     past: tuple[str, ...] = ()
@@ -166,6 +169,12 @@ class ClusterState(Struct):
     def live(self, worker: str, incarnation: str) -> bool:
         found = self.workers.get(worker)
         return found is not None and found.incarnation == incarnation and found.status == "live"
+
+    def load_deadline_ms(self, replica: ReplicaState, load_timeout_ms: int) -> int:
+        """When a loading replica counts as failed, as far as is known now: later, if its worker gets on with others."""
+        worker = self.workers.get(replica.worker)
+        since_ms = replica.placed_ms if worker is None else max(replica.placed_ms, worker.progress_ms)
+        return since_ms + load_timeout_ms + LOAD_GRACE_MS
 
     def takes_work(self, worker: str, incarnation: str) -> bool:
         return self.live(worker, incarnation) and not self.workers[worker].stopping

@@ -18,7 +18,7 @@ from sie_stream.control import ClusterRecord, SchedulerCommand
 from sie_stream.settings import Settings
 from tests.unit.scheduler.chaos import World
 
-SEEDS = 150
+SEEDS = 100
 TURNS = 120
 
 

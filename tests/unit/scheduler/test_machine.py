@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from scheduler.limits import DELETE_LINGER_MS, REPLACE_AFTER_MS, RETRIES_MAX
+from scheduler.limits import DELETE_LINGER_MS, LOAD_GRACE_MS, REPLACE_AFTER_MS, RETRIES_MAX
 from scheduler.state import from_bytes, to_bytes
 from sie_stream.control import (
     ApplyModel,
@@ -376,10 +376,24 @@ def test_a_replica_that_never_answers_has_failed() -> None:
     cluster.lead()
     cluster.append(joined("w0", "a"))
     cluster.apply(spec_json())
-    cluster.wait(cluster.settings.load_timeout_ms + 250, (("w0", "a"),))
+    cluster.wait(cluster.settings.load_timeout_ms + LOAD_GRACE_MS - 250, (("w0", "a"),))
+    assert not decisions(cluster.commands, "replica_failed")
+    cluster.wait(500, (("w0", "a"),))
     assert decisions(cluster.commands, "replica_failed")[0].chosen["code"] == "load_timeout"
     cluster.wait(2_000, (("w0", "a"),))
     assert len(cluster.model().replicas) == 1
+
+
+def test_a_worker_that_gets_on_with_a_long_queue_of_loads_is_not_blamed() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    for name in ("first", "second", "third"):
+        cluster.apply(spec_json(name))
+    for name in ("first", "second", "third"):
+        cluster.wait(cluster.settings.load_timeout_ms - 1_000, (("w0", "a"),))
+        cluster.make_ready(name)
+    assert not decisions(cluster.commands, "replica_failed")
 
 
 def test_a_model_without_room_says_why_once_and_is_placed_when_there_is_some() -> None:
