@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from processors.follow import RegistryFollower, RouteFollower
+from processors.follow import RouteFollower
 from processors.ingress.events import (
     BatchAborted,
     BatchTooLarge,
@@ -26,6 +26,7 @@ from processors.ingress.machine import IngressMachine
 from processors.ingress.routes import TextEncoders
 from processors.ingress.window import WindowReader, start_at_end
 from processors.turns import Ports, Silence, Source, TopicLookup, Watcher, commit_turn
+from schemas.registry_follower import SchemaTableFollower
 from sie_stream.errors import FatalLogError, RecordTooLarge, Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
@@ -54,7 +55,7 @@ class IngressHost:
         self._busy = False
         self._aborts_in_a_row = 0
         self._registry_reader = ports.make_reader(f"{settings.topics.ingress_group}.schemas")
-        self._registry = RegistryFollower(self._registry_reader, settings.topics.schemas, ports.clock)
+        self._registry = SchemaTableFollower(self._registry_reader, settings.topics.schemas, ports.clock)
         self.machine = IngressMachine(settings, encoders, self._topics, self._registry)
 
     def start(self) -> None:
