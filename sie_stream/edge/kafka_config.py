@@ -34,7 +34,12 @@ def common_config(bootstrap: str, overrides: Mapping[str, str] | None) -> Config
 
 
 def reader_config(
-    bootstrap: str, group: str, overrides: Mapping[str, str] | None, prefetch_bytes: int, prefetch_records: int
+    bootstrap: str,
+    group: str,
+    overrides: Mapping[str, str] | None,
+    prefetch_bytes: int,
+    prefetch_records: int,
+    fetch_wait_ms: int,
 ) -> Config:
     """A read_committed consumer that commits nothing by itself and prefetches little."""
     return common_config(bootstrap, None) | {
@@ -52,8 +57,7 @@ def reader_config(
         "max.partition.fetch.bytes": 1024 * 1024,
         # The default holds a full partition back for a whole second.
         "fetch.queue.backoff.ms": 5,
-        # A newly assigned partition waits for the fetch in flight, which may wait this long for data.
-        "fetch.wait.max.ms": 100,
+        "fetch.wait.max.ms": fetch_wait_ms,
         "fetch.min.bytes": 1,
         "fetch.error.backoff.ms": 50,
         **(overrides or {}),

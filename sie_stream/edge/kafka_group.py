@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from sie_stream.edge.kafka_config import reader_config
 from sie_stream.edge.kafka_errors import from_exception, logger, retry_until
 from sie_stream.edge.kafka_reader import (
+    FETCH_WAIT_MS,
     OFFSET_EARLIEST,
     PREFETCH_BYTES,
     PREFETCH_RECORDS,
@@ -49,7 +50,7 @@ class KafkaGroupReader:
         prefetch_bytes: int = PREFETCH_BYTES,
         prefetch_records: int = PREFETCH_RECORDS,
     ) -> None:
-        config = reader_config(bootstrap, group, None, prefetch_bytes, prefetch_records) | {
+        config = reader_config(bootstrap, group, None, prefetch_bytes, prefetch_records, FETCH_WAIT_MS) | {
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_timeout_ms,
             "heartbeat.interval.ms": max(100, min(2_000, session_timeout_ms // 3)),

@@ -20,6 +20,11 @@ OFFSET_LATEST = -1
 
 PREFETCH_BYTES = 8 * 1024 * 1024
 PREFETCH_RECORDS = 4_000
+FETCH_WAIT_MS = 100
+"""A newly assigned partition (and a look-up of offsets) waits this long at most for the fetch that is under way.
+
+Idle cost of one reader with 345 partitions: 0.8 % of a core here and 4 % in the broker; at 50 ms 1.3 and 7 %, at 250 ms
+0.4 and 0.5 %."""
 CALL_TIMEOUT_MS = 10_000
 """Budget of a call that asks the brokers something."""
 
@@ -155,11 +160,11 @@ class KafkaReader:
         prefetch_bytes: int = PREFETCH_BYTES,
         prefetch_records: int = PREFETCH_RECORDS,
         call_timeout_ms: int = CALL_TIMEOUT_MS,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> None:
         self._call_timeout_ms = call_timeout_ms
-        self._consumer = Consumer(
-            reader_config(bootstrap, group, overrides, prefetch_bytes, prefetch_records), logger=logger
-        )
+        config = reader_config(bootstrap, group, None, prefetch_bytes, prefetch_records, fetch_wait_ms)
+        self._consumer = Consumer(config | dict(overrides or {}), logger=logger)
         self._positions = LostPositions(self._consumer)
         self._membership: object = None
 

@@ -137,6 +137,25 @@ def test_a_new_owner_aborts_the_open_transaction_of_the_old_one(world: World) ->
     assert values(world.read_all(topic, 1)) == [b"new"]
 
 
+def test_fencing_from_outside_ends_the_open_transaction_and_lets_the_next_owner_in(world: World) -> None:
+    topic = world.topic()
+    name = world.name("id")
+    lost = world.ready_writer(name)
+    lost.begin()
+    put(lost, topic, b"lost")
+    world.fence(name)
+    world.fence(name)
+    world.write(topic, [b"behind"])
+    assert values(world.read_all(topic, 1)) == [b"behind"], "nothing holds the topic back"
+    with pytest.raises(Fenced):
+        _write_and_commit(lost, topic)
+    heir = world.ready_writer(name)
+    heir.begin()
+    put(heir, topic, b"heir")
+    heir.commit()
+    assert values(world.read_all(topic, 2)) == [b"behind", b"heir"]
+
+
 def _whole_transaction(writer: TransactionalWriter, topic: str) -> None:
     writer.begin()
     _write_and_commit(writer, topic)

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
-from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
+from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter, fence
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupReader, LogReader, PlainWriter, TopicAdmin, TopicSpec, TransactionalWriter
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
@@ -78,6 +78,10 @@ class World(ABC):
     def delete_before(self, place: TopicPartition, offset: int) -> None: ...
 
     @abstractmethod
+    def fence(self, transactional_id: str) -> None:
+        """What the scheduler does to a lost worker."""
+
+    @abstractmethod
     def until(self, probe: Callable[[], T], what: str) -> T:
         """First truthy answer; time passes between the attempts."""
 
@@ -143,6 +147,9 @@ class SimWorld(World):
     def delete_before(self, place: TopicPartition, offset: int) -> None:
         self.log.delete_before(place, offset)
 
+    def fence(self, transactional_id: str) -> None:
+        self.log.transactional_writer(transactional_id).init()
+
     def until(self, probe: Callable[[], T], what: str) -> T:
         answer = probe()
         for _ in range(2_000):
@@ -197,6 +204,9 @@ class KafkaWorld(World):
         client = AdminClient({"bootstrap.servers": self.bootstrap})
         for future in client.delete_records([ClientPartition(place.topic, place.partition, offset)]).values():
             future.result()
+
+    def fence(self, transactional_id: str) -> None:
+        fence(self.bootstrap, transactional_id, 10_000)
 
     def until(self, probe: Callable[[], T], what: str) -> T:
         return wait_until(probe, what)
