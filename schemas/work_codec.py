@@ -180,32 +180,8 @@ def _read_options(value: bytes, at: int) -> _Options:
     return options
 
 
-def read_work(value: bytes) -> WorkItem:
-    """The record after a frame that was checked. Raises IndexError, UnicodeDecodeError or CodecError when it is bad."""
-    _, size, head = _seen_heads.find(value, HEADER_BYTES)
-    instance, model, version, variant, route_epoch, source_topic = head
-    at = HEADER_BYTES + size
-    stamps = _seen_stamps.get(value[at : at + _STAMPS_BYTES])
-    if stamps:
-        received_at_ms, routed_at_ms, priority = stamps
-        at += _STAMPS_BYTES
-    else:
-        received_at_ms, routed_at_ms, priority, at = _read_stamps(value, at)
-    source_partition, schema_id = value[at], value[at + 1]
-    if (source_partition | schema_id) & 0x81:
-        source_partition, at = read_long(value, at)
-        schema_id, at = read_long(value, at)
-    else:
-        source_partition >>= 1
-        schema_id >>= 1
-        at += 2
-    source_offset, at = read_long(value, at)
-    requested_at_ms = STAMPS.get(value[at : at + STAMP_BYTES])
-    if requested_at_ms is None:
-        requested_at_ms, at = read_stamp(value, at)
-    else:
-        at += STAMP_BYTES
-    deadline_at_ms, at = read_stamp(value, at) if value[at] else (0, at + 1)
+def _read_texts(value: bytes, at: int) -> tuple[str, bytes, bytes, int]:
+    """request_id, key, inputs, and where the next field starts. Short lengths are taken in place."""
     size = value[at]
     if size & 0x81:
         start, at = read_span(value, at)
@@ -230,6 +206,35 @@ def read_work(value: bytes) -> WorkItem:
     inputs = value[start:at]
     if not inputs.isascii():
         check_utf8(inputs)
+    return request_id, key, inputs, at
+
+
+def read_work(value: bytes) -> WorkItem:
+    """The record after a frame that was checked. Raises IndexError, UnicodeDecodeError or CodecError when it is bad."""
+    _, size, (instance, model, version, variant, route_epoch, source_topic) = _seen_heads.find(value, HEADER_BYTES)
+    at = HEADER_BYTES + size
+    stamps = _seen_stamps.get(value[at : at + _STAMPS_BYTES])
+    if stamps:
+        received_at_ms, routed_at_ms, priority = stamps
+        at += _STAMPS_BYTES
+    else:
+        received_at_ms, routed_at_ms, priority, at = _read_stamps(value, at)
+    source_partition, schema_id = value[at], value[at + 1]
+    if (source_partition | schema_id) & 0x81:
+        source_partition, at = read_long(value, at)
+        schema_id, at = read_long(value, at)
+    else:
+        source_partition >>= 1
+        schema_id >>= 1
+        at += 2
+    source_offset, at = read_long(value, at)
+    requested_at_ms = STAMPS.get(value[at : at + STAMP_BYTES])
+    if requested_at_ms is None:
+        requested_at_ms, at = read_stamp(value, at)
+    else:
+        at += STAMP_BYTES
+    deadline_at_ms, at = read_stamp(value, at) if value[at] else (0, at + 1)
+    request_id, key, inputs, at = _read_texts(value, at)
     return WorkItem(
         request_id,
         instance,

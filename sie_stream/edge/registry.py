@@ -1,80 +1,14 @@
-"""The schema registry on its compacted topic: written by `topics apply`, the command line and the gateway, followed by
-ingress. Over ports only.
-"""
+"""Writes the schema registry's topic: for `topics apply`, the command line and the gateway. Over ports only."""
 
 from __future__ import annotations
 
+from schemas.registry_follower import SchemaTableFollower
 from schemas.registry_table import Registration, RegistryTable, registration_write
-from schemas.writer_schema import WriterSchema
-from sie_stream.errors import FatalLogError, Retriable
-from sie_stream.ids import TopicNames, TopicPartition
-from sie_stream.ports import Clock, LogReader, PlainWriter, TransactionalWriter
+from sie_stream.errors import FatalLogError
+from sie_stream.ids import TopicNames
+from sie_stream.ports import LogReader, PlainWriter, TransactionalWriter
 
-STEPS_MAX = 600
-POLL_MAX = 5_000
-POLL_WAIT_MS = 100
 FLUSH_MS = 10_000
-MISS_EVERY_MS = 100
-"""An unknown id makes the follower look at the topic again, at most this often: a flood costs 1 % of the time."""
-
-
-class SchemaTableFollower:
-    """Implements schemas.writer_schema.SchemaTable. Ids never change their meaning, so only unknown ids cause reading.
-
-    The reader is this object's own; it joins no group and commits nothing.
-    """
-
-    def __init__(self, reader: LogReader, topic: str, clock: Clock) -> None:
-        self.table = RegistryTable()
-        self.problems: list[str] = []
-        """Records that do not count, for the owner to log and clear."""
-        self._reader = reader
-        self._topic = topic
-        self._clock = clock
-        self._partitions: list[TopicPartition] = []
-        self._looked_ms: float | None = None
-
-    def read_table(self) -> None:
-        """Everything up to the present end. Raises FatalLogError when nothing can be had for a minute."""
-        for _ in range(STEPS_MAX):
-            if self._at_end():
-                self._looked_ms = self._clock.monotonic_ms()
-                return
-        raise FatalLogError(f"{self._topic}: the schemas could not be read within {STEPS_MAX} polls")
-
-    def find(self, schema_id: int) -> WriterSchema | None:
-        """Raises FatalLogError when the topic has to be read and cannot be."""
-        found = self.table.find(schema_id)
-        if found is None and self._may_look():
-            self.read_table()
-            found = self.table.find(schema_id)
-        return found
-
-    def _may_look(self) -> bool:
-        return self._looked_ms is None or self._clock.monotonic_ms() - self._looked_ms >= MISS_EVERY_MS
-
-    def _at_end(self) -> bool:
-        """One step of reading."""
-        try:
-            if not self._partitions:
-                self._assign()
-            ends = self._reader.end_offsets(self._partitions)
-            if all(self._reader.position(partition) >= ends[partition] for partition in self._partitions):
-                return True
-            for record in self._reader.poll(POLL_MAX, POLL_WAIT_MS):
-                problem = self.table.apply(record.key, record.value)
-                if problem:
-                    self.problems.append(f"{self._topic} offset {record.offset}: {problem}")
-        except Retriable:
-            return False
-        return False
-
-    def _assign(self) -> None:
-        partitions = [TopicPartition(self._topic, number) for number in range(self._reader.partitions_of(self._topic))]
-        if not partitions:
-            raise FatalLogError(f"topic {self._topic!r} does not exist. Create it with `sie-stream topics apply`.")
-        self._reader.assign(self._reader.beginning_offsets(partitions))
-        self._partitions = partitions
 
 
 class _NoClock:
@@ -91,6 +25,8 @@ def registry_table(reader: LogReader, names: TopicNames) -> RegistryTable:
     """The registry as it is now. Raises FatalLogError when the topic is not there."""
     follower = SchemaTableFollower(reader, names.schemas, _NoClock())
     follower.read_table()
+    if not follower.topic_exists:
+        raise FatalLogError(f"topic {names.schemas!r} does not exist. Create it with `sie-stream topics apply`.")
     return follower.table
 
 

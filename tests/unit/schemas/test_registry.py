@@ -17,10 +17,11 @@ from msgspec import Raw
 
 from schemas import codec
 from schemas.catalog import CURRENT, USER_ID_FIRST, schema_text
+from schemas.registry_follower import SchemaTableFollower
 from schemas.registry_table import Registration, RegistryTable, registration_write, registry_key
 from schemas.wire import CodecError, frame
 from schemas.writer_schema import parse_writer_schema
-from sie_stream.edge.registry import SchemaTableFollower, register, register_released, registry_table
+from sie_stream.edge.registry import register, register_released, registry_table
 from sie_stream.errors import ConfigError, FatalLogError, Fenced
 from sie_stream.ids import TopicNames
 from sie_stream.ports import TopicSpec, TransactionalWriter
@@ -258,6 +259,13 @@ def test_a_follower_sees_what_is_registered_later(log: SimLog) -> None:
     assert codec.decode_request(value, follower)[0].model == "m"
     again = register(log.reader("r2"), log.transactional_writer(NAMES.schemas_transactional_id), NAMES, SUBJECT, NESTED)
     assert again == made
+
+
+def test_a_follower_without_the_topic_knows_the_released_schemas() -> None:
+    log = SimLog()
+    follower = SchemaTableFollower(log.reader("follower"), NAMES.schemas, log.clock)
+    assert follower.find(USER_ID_FIRST) is None
+    assert follower.find(CURRENT["Result"].id) is not None
 
 
 def test_a_follower_reports_what_does_not_count(log: SimLog) -> None:
