@@ -136,17 +136,22 @@ def end_expired(state: WorkerState, late: list[Item]) -> None:
 def check_timeouts(state: WorkerState, engine: Engine) -> None:
     """Kill an engine whose oldest batch, or whose load, takes too long."""
     if check_load_timeout(state, engine):
-        _give_up(state, engine, "a load took too long")
+        limit = state.settings.load_timeout_ms
+        _give_up(state, engine, f"a load took longer than {limit} ms (setting load_timeout_ms)")
         return
     limit = state.settings.engine_batch_timeout_ms
     if running_ms(state, engine) >= limit:
         oldest = next(iter(engine.outstanding.values()))
-        _give_up(state, engine, f"a batch of {oldest.replica.key.model} ran longer than {limit} ms")
+        _give_up(
+            state,
+            engine,
+            f"a batch of {oldest.replica.key.model} ran longer than {limit} ms (setting engine_batch_timeout_ms)",
+        )
 
 
 def _give_up(state: WorkerState, engine: Engine, reason: str) -> None:
     stop_engine(state, engine, reason)
-    engine_lost(state, engine, ENGINE_TIMEOUT, f"{reason} (setting engine_batch_timeout_ms)")
+    engine_lost(state, engine, ENGINE_TIMEOUT, reason)
     reload_after_death(state, engine, reason)
 
 

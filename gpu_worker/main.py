@@ -7,6 +7,7 @@ A supervisor starts a new incarnation in every case but the first.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -42,6 +43,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 78
 SWITCH_INTERVAL_S = 0.001
 """The commit thread gets its turn this soon while the loop is busy (default 5 ms, several times per commit)."""
+GC_THRESHOLDS = (20_000, 20, 20)
 STOP_BUDGET_MS = 10_000
 FLUSH_MS = 2_000
 LIBRARIES = ("sie-stream", "confluent-kafka", "msgspec", "scikit-learn", "onnxruntime", "torch")
@@ -112,6 +114,13 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def calm_garbage_collector() -> None:
+    """Records and items form no cycles: collecting every 700 allocations costs 10 % of the hot path for nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 class WorkerProcess:
     """Wires one worker to Kafka and to engine processes, and runs its loop."""
 
@@ -152,6 +161,7 @@ class WorkerProcess:
         host = WorkerHost(machine, work, placements, committer, reports, engines, clock, names, (observer,))
         try:
             host.run_turn()
+            calm_garbage_collector()
             self._say_ready()
             while not stop:
                 host.run_turn()

@@ -2,12 +2,14 @@
 
 When an engine dies, hangs or raises, every item it held is a suspect. Suspects are run alone, one at a time, with
 nothing else in the engine (no other batch, no load), so the next failure has one culprit. An item that was there at
-engine_attempts_max failures ends as `failed` and goes to the dead letters; its innocent neighbours succeed alone.
+engine_attempts_max failures, and alone at the last, ends as `failed` and goes to the dead letters; its innocent
+neighbours succeed alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpu_worker.engine_port import BatchFailed, EngineDied
 from gpu_worker.state import Batch, Engine, Item, Partition
@@ -17,6 +19,18 @@ POISON = "poison"
 ENGINE_TIMEOUT = "engine_timeout"
 RESTART_PAUSE_MS = (0.0, 0.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
 """Pause before the process is started again, by deaths in a row without anything useful between them."""
+
+
+class Failure(NamedTuple):
+    """What an engine did to the items it held."""
+
+    code: str
+    message: str
+    attempts_max: int
+    """Failures at which an item is given up; out of reach while it has neighbours that may be the culprit."""
+
+
+NEVER_MAX = 1 << 30
 
 
 def on_engine_died(state: WorkerState, engine: Engine, event: EngineDied) -> None:
@@ -31,18 +45,21 @@ def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> 
     engine.down_until = state.at_ms + pause
     batches = list(engine.outstanding.values())
     engine.outstanding.clear()
+    alone = sum(len(batch.items) for batch in batches) == 1
+    attempts_max = state.settings.engine_attempts_max if alone else NEVER_MAX
     for batch in batches:
-        suspect(state, engine, batch, code, message)
+        _suspect(state, engine, batch, Failure(code, message, attempts_max))
 
 
 def on_batch_failed(state: WorkerState, engine: Engine, event: BatchFailed) -> None:
     """The backend raised: the items of that batch are suspects, the engine lives."""
     batch = engine.outstanding.pop(event.batch_id, None)
     if batch is not None:
-        suspect(state, engine, batch, event.code, event.message)
+        attempts_max = state.settings.engine_attempts_max if len(batch.items) == 1 else NEVER_MAX
+        _suspect(state, engine, batch, Failure(event.code, event.message, attempts_max))
 
 
-def suspect(state: WorkerState, engine: Engine, batch: Batch, code: str, message: str) -> None:
+def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure) -> None:
     """Each item of the batch is retried alone, given up, or (when its partition is being given back) left alone."""
     for item in batch.items:
         partition = item.partition
@@ -50,9 +67,9 @@ def suspect(state: WorkerState, engine: Engine, batch: Batch, code: str, message
             continue
         partition.running -= 1
         item.attempts += 1
-        item.code = code
-        item.message = message
-        if item.attempts >= state.settings.engine_attempts_max:
+        item.code = failure.code
+        item.message = failure.message
+        if item.attempts >= failure.attempts_max:
             state.outcomes.poisoned(item, batch.finisher.launch, state.now_ms, state.output)
             finish(state, [item])
         elif partition.state == "open":

@@ -351,6 +351,32 @@ def test_poison_is_isolated_and_its_neighbours_succeed() -> None:
     assert world.committed("m", 1) == 11
 
 
+def test_neighbours_are_not_given_up_even_without_retries() -> None:
+    world, rig = serving(EngineScript(kills={"poison"}), Settings(engine_attempts_max=1))
+    world.send(work_item("a"), work_item("poison"), work_item("b"))
+    rig.run_until(lambda: len(world.results()) == 3, 60_000)
+    assert {name: result.status for name, result in world.results().items()} == {
+        "a": "ok",
+        "b": "ok",
+        "poison": "failed",
+    }
+
+
+def test_an_engine_without_models_is_stopped_and_starts_again_when_needed() -> None:
+    world, rig = serving()
+    row = world.rows["m"]
+    world.publish(msgspec.structs.replace(row, replicas=(), partitions=()))
+    rig.run(50)
+    assert not any(engine.running for engine in rig.machine.state.engines.values())
+    world.place(launch_of("m"))
+    rig.run(100)
+    world.give("m", [1])
+    world.send(work_item("r0"))
+    rig.run(100)
+    assert world.results()["r0"].status == "ok"
+    assert rig.engines.starts == 2
+
+
 def test_two_poisons_in_one_batch() -> None:
     world, rig = serving(EngineScript(kills={"x", "y"}))
     world.send(work_item("x"), work_item("a"), work_item("y"), work_item("b"))
