@@ -154,7 +154,9 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
     )
     assert model.replica_at(replica.worker, replica.incarnation, replica.placement_epoch) is None, replica
     model.replicas.append(replica)
-    model.unplaced = ()
+    if model.unplaced:
+        model.unplaced = ()
+        model.message = ""
     model.timings_ms.setdefault("placed", step.now_ms)
     if _missing(model) == 0:
         model.lost_workers = ()
