@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -32,7 +31,7 @@ class TroubleModel:
             case "hang":
                 threading.Event().wait()
             case "sleep":
-                time.sleep(inputs["seconds"])
+                threading.Event().wait(inputs["seconds"])
             case "raise":
                 raise RuntimeError("asked to raise")
             case "refuse":
@@ -57,7 +56,7 @@ class TroubleBackend:
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "slow":
-                time.sleep(1.5)
+                threading.Event().wait(1.5)
         return TroubleModel()
 
     def unload(self, model: LoadedModel) -> None:
