@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from gpu_worker.backends.base import EngineOutput
 from gpu_worker.backends.onnx_backend import OnnxBackend
-from gpu_worker.backends.sklearn_backend import SklearnBackend, predictor
+from gpu_worker.backends.sklearn_backend import SklearnBackend
 from gpu_worker.backends.tabular import Kind
 from zoo.algorithms import ABOUT, CLASSIFIERS, REGRESSORS, outlier_detector
 from zoo.datasets import Array, Split, Table, cohort, split, table
@@ -66,11 +66,10 @@ def build(recipe: Recipe, folder: Path) -> None:
         metrics_about=_metrics_about(kind, len(parts.held_rows)),
         licence=f"Weights: Apache-2.0, as this project. Data: {data.licence}.",
         limits=_limits(kind, data),
-        replicas_max=3 if recipe.priority == "P0" else 2,
+        replicas=2 if recipe.priority == "P0" else 1,
     )
     answers = write_package(recipe, folder, package, OnnxBackend if recipe.form == "onnx" else SklearnBackend)
-    expected = predictor(estimator, kind, len(names))(held)
-    _check(recipe, kind, answers, np.asarray(expected))
+    _check(recipe, kind, answers, expected(estimator, kind, held))
 
 
 def kind_of(recipe: Recipe, data: Table) -> Kind:
@@ -232,13 +231,24 @@ def _limits(kind: Kind, data: Table) -> str:
     )
 
 
-def _check(recipe: Recipe, kind: Kind, answers: list[EngineOutput], expected: np.ndarray) -> None:
+def _check(recipe: Recipe, kind: Kind, answers: list[EngineOutput], trained: Array) -> None:
     """The served answers are the trained estimator's. Raises AssertionError with the largest difference."""
     served = np.array([_numbers(kind, json.loads(answer.outputs or b"{}")) for answer in answers])
-    allowed = TOLERANCE[recipe.form] * np.maximum(1.0, np.abs(expected))
-    off = np.abs(served - expected)
+    allowed = TOLERANCE[recipe.form] * np.maximum(1.0, np.abs(trained))
+    off = np.abs(served - trained)
     if not (off <= allowed).all():
         raise AssertionError(f"{recipe.name}: served and trained answers differ by up to {off.max():.3g}")
+
+
+def expected(estimator: Any, kind: Kind, rows: Array) -> Array:
+    """(rows, outputs) by scikit-learn itself, none of the backend's code."""
+    match kind:
+        case "classifier":
+            return estimator.predict_proba(rows)
+        case "regressor":
+            return estimator.predict(rows).reshape(len(rows), -1)
+        case "anomaly":
+            return -estimator.decision_function(rows).reshape(len(rows), 1)
 
 
 def _numbers(kind: Kind, outputs: dict[str, Any]) -> list[float]:

@@ -21,7 +21,7 @@ FILES_OF_A_KIND = 16
 CONTENT_BYTES = 6_000
 
 SNIPPETS = {
-    "json": '{"orders": [{"id": 17, "total": 9.95, "items": ["tea", "milk"]}, {"id": 18, "total": 0, "items": []}]}\n',
+    "json": '{\n  "orders": [\n    {"id": 17, "items": ["tea", "milk"]},\n    {"id": 18, "items": []}\n  ]\n}\n',
     "html": "<!DOCTYPE html>\n<html><head><title>Orders</title></head>\n<body><p>Two new orders.</p></body></html>\n",
     "xml": '<?xml version="1.0" encoding="UTF-8"?>\n<orders>\n  <order id="17"><item>tea</item></order>\n</orders>\n',
     "sql": "SELECT customer, SUM(total) AS spent\nFROM orders\nWHERE day >= '2024-01-01'\nGROUP BY customer;\n",
@@ -85,7 +85,7 @@ def build(recipe: Recipe, folder: Path) -> None:
         metrics_about="Measured at build time on the samples whose kind is known.",
         licence=f"{pin.licence} ({pin.title}).",
         limits="Contents below 8 bytes are not looked at: they are txt or unknown. Only both ends of a file are read.",
-        replicas_max=3,
+        replicas=1,
     )
     write_package(recipe, folder, package, OnnxBackend)
 

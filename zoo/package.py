@@ -66,7 +66,8 @@ class Package(msgspec.Struct, frozen=True):
     extra: dict[str, Any] = {}
     """More fields of the declaration."""
     fusion: str = "fused"
-    replicas_max: int = 2
+    replicas: int = 1
+    """A second one is a warm standby on another worker, and doubles the partitions of the work topic."""
     reserve_mb: int = 0
     """Device memory beyond what the baselines touch."""
     answered: int = 1_000
@@ -209,8 +210,8 @@ def _declaration(
         "priority_level": recipe.priority,
         "min_gpu_memory_mb": memory_mb(baselines) + package.reserve_mb,
         "slas": {"p99_latency_ms": package.p99_latency_ms, "max_queue_time_ms": package.queue_ms},
-        "min_replicas": 1,
-        "max_replicas": package.replicas_max,
+        "min_replicas": package.replicas,
+        "max_replicas": package.replicas,
         "batch_sizes": {"preferred": [package.batches[1]], "max": package.batches[2]},
         "fusion": package.fusion,
         "pre_warmup": [sample.inputs for sample in package.samples[:1]],

@@ -43,7 +43,10 @@ class Layout:
 
     def processes(self) -> list[ProcessSpec]:
         specs = [ProcessSpec(f"scheduler-{n}", "scheduler.main") for n in range(self.schedulers)]
-        specs += [ProcessSpec(f"worker-{n}", "gpu_worker.main", ("--id", f"worker-{n}")) for n in range(self.workers)]
+        specs += [
+            ProcessSpec(f"worker-{n}", "gpu_worker.main", ("--id", f"worker-{n}", "--incarnation", "{incarnation}"))
+            for n in range(self.workers)
+        ]
         specs += [ProcessSpec(f"ingress-{n}", "processors.ingress.main", ("--id", str(n))) for n in range(self.ingress)]
         specs += [ProcessSpec(f"egress-{n}", "processors.egress.main", ("--id", str(n))) for n in range(self.egress)]
         return [*specs, ProcessSpec("bridge-0", "processors.bridge.main")]

@@ -51,14 +51,12 @@ def _is_declaration(path: Path) -> bool:
     return "kind: ModelService" in text or '"ModelService"' in text or "model_id" in text
 
 
-def with_absolute_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
+def with_absolute_source(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Workers run in other folders: a relative source path starts at the declaration's own folder."""
-    update: dict[str, object] = {}
-    if spec.source.kind == "path":
-        update["source"] = spec.source.model_copy(update={"uri": str((folder / spec.source.uri).resolve())})
-    if spec.tokenizer is not None:
-        update["tokenizer"] = spec.tokenizer.model_copy(update={"path": str((folder / spec.tokenizer.path).resolve())})
-    return spec.model_copy(update=update) if update else spec
+    if spec.source.kind != "file":
+        return spec
+    path = str((folder / spec.source.uri.removeprefix("file://")).resolve())
+    return spec.model_copy(update={"source": spec.source.model_copy(update={"uri": path})})
 
 
 def apply_specs(
@@ -82,7 +80,7 @@ def declare(
 ) -> list[Decision]:
     """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
     actor = getpass.getuser()
-    records = [ApplyModel(msgspec.Raw(to_json(with_absolute_paths(spec, folder))), actor) for spec, folder in specs]
+    records = [ApplyModel(msgspec.Raw(to_json(with_absolute_source(spec, folder))), actor) for spec, folder in specs]
     return _ask(connection, records, [spec.model_id for spec, _ in specs], timeout_s, tick)
 
 

@@ -31,7 +31,10 @@ class ProcessFailed(SieError):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process: `python -m module *arguments`, called `name` in logs and tables."""
+    """One process: `python -m module *arguments`, called `name` in logs and tables.
+
+    `{incarnation}` in an argument becomes the name of this life of the process.
+    """
 
     name: str
     module: str
@@ -80,7 +83,8 @@ class Supervisor:
 
     def _spawn(self, spec: ProcessSpec, log_path: Path) -> tuple[subprocess.Popen[bytes], str]:
         incarnation = f"{spec.name}-{time.time_ns() // 1_000_000:x}-{os.urandom(2).hex()}"
-        command = [sys.executable, "-m", spec.module, *spec.arguments, "--incarnation", incarnation]
+        arguments = [argument.format(incarnation=incarnation) for argument in spec.arguments]
+        command = [sys.executable, "-m", spec.module, *arguments]
         with log_path.open("ab") as log:
             process = subprocess.Popen(
                 command,
