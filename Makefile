@@ -58,8 +58,8 @@ check: $(READY) ## Format, lint, types, unit and architecture tests; under a min
 	@. .ci/environment.sh
 	stage "format"; $(BIN)/ruff format --check $(CODE)
 	stage "lint"; $(BIN)/ruff check $(CODE)
-	stage "types"; $(BIN)/pyright
-	stage "unit and architecture"; run_tests tests/unit tests/architecture
+	stage "types (beside the tests), unit and architecture tests"
+	beside "$(BIN)/pyright" run_tests tests/unit tests/architecture
 
 .PHONY: test
 test: check models ## Every test: check, then contract, simulation, integration and chaos

@@ -68,6 +68,19 @@ run_tests() {
     return "$status"
 }
 
+# beside COMMAND FOREGROUND...: run both at once, show the output of COMMAND at the end, fail if either does.
+beside() {
+    local output status=0
+    output=$(mktemp)
+    $1 >"$output" 2>&1 &
+    local background=$!
+    "${@:2}" || status=$?
+    wait "$background" || status=$?
+    cat "$output"
+    rm -f "$output"
+    return "$status"
+}
+
 compile_locks() {
     local options=(--quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade)
     {
