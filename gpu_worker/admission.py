@@ -86,6 +86,8 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
             run = []
             queue = queue_of(state, work.model, work.version)
         item = Item(work, partition, record.offset, queue)
+        if work.deadline_at_ms:
+            queue.deadlines = True
         if queue.ordered and (work.key or work.session):
             item.key = (place, epoch, work.key or (work.session or "").encode())
         run.append(item)

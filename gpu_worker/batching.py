@@ -118,7 +118,7 @@ def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted
 
 def drop_expired(state: WorkerState, items: list[Item]) -> list[Item]:
     """End those whose deadline has passed as `expired`; the others are returned."""
-    late = [item for item in items if is_expired(item, state.now_ms)]
+    late = [item for item in items if is_expired(item, state.now_ms)] if items[0].queue.deadlines else []
     if not late:
         return items
     end_expired(state, late)

@@ -128,6 +128,8 @@ class Queues:
         for lane in range(LANES):
             for key in list(self.waiting[lane]):
                 queue = self.waiting[lane][key]
+                if not queue.deadlines:
+                    continue
                 items = queue.lanes[lane]
                 late = [item for item in items if is_expired(item, now_ms)]
                 if not late:

@@ -108,6 +108,8 @@ class ModelQueue:
     lanes: tuple[deque[Item], ...] = field(default_factory=lambda: tuple(deque() for _ in range(LANES)))
     replicas: list[Replica] = field(default_factory=list)
     """Those that may serve it, best first; each may be in any state."""
+    deadlines: bool = False
+    """Whether any of its items ever had a deadline."""
     ordered: bool = False
     """Its model declares `ordering: key`."""
     by_key: dict[tuple[int, int, bytes], deque[Item]] = field(default_factory=dict)
