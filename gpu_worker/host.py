@@ -36,10 +36,10 @@ from gpu_worker.facts import (
     WorkerEvent,
 )
 from gpu_worker.machine import WorkerMachine
-from schemas.codec import decode_row, encode_cluster
+from schemas.codec import decode_cluster, decode_row, encode_cluster
 from schemas.wire import CodecError
-from sie_stream.control import PlacementRow
-from sie_stream.errors import Retriable
+from sie_stream.control import PlacementRow, WorkerFenced, WorkerJoined
+from sie_stream.errors import Fenced, Retriable
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.loop import Observer, turn
 from sie_stream.ports import Clock, LogReader, PlainWriter
@@ -49,13 +49,15 @@ PLACEMENTS_EVERY_MS = 10.0
 PLACEMENTS_MAX = 1_000
 RETRY_MS = 200.0
 """Pause before a look-up that failed for passing reasons is tried again."""
+VERDICTS_SINCE_MS = 60_000
+"""How far before its own start a worker reads sie.cluster: more than two clocks ever differ."""
 
 
 class WorkerHost:
     """Implements loop.Inbox and loop.Effects for one WorkerMachine.
 
     work:       reads the work partitions; its group holds their committed offsets
-    placements: follows the placements table from its beginning
+    placements: follows the placements table from its beginning, and what sie.cluster says about this incarnation
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class WorkerHost:
         """Wanted partitions whose committed offset is not known yet, with their placement epoch."""
         self._assigned: dict[TopicPartition, None] = {}
         self._following = False
+        self._verdicts_since_ms = clock.now_ms() - VERDICTS_SINCE_MS
+        self._joined = False
         self._placements_at = float("-inf")
         self._retry_at = float("-inf")
         self._poll_at = float("-inf")
@@ -149,6 +153,9 @@ class WorkerHost:
             return []
         changed: dict[str, WorkerEvent] = {}
         for record in records:
+            if record.topic == self._names.cluster:
+                self._heed(record)
+                continue
             model = (record.key or b"").decode("utf-8", "replace")
             changed.pop(model, None)
             try:
@@ -164,8 +171,34 @@ class WorkerHost:
         places = [TopicPartition(topic, number) for number in range(self._placements.partitions_of(topic))]
         if not places:
             raise Retriable(f"{topic} does not exist yet")
-        self._placements.assign(self._placements.beginning_offsets(places))
+        starts = self._placements.beginning_offsets(places)
+        cluster = TopicPartition(self._names.cluster, 0)
+        starts |= self._placements.offsets_at([cluster], self._verdicts_since_ms)
+        self._placements.assign(starts)
         self._following = True
+
+    def _heed(self, record: LogRecord) -> None:
+        """Raises Fenced when the log says that this incarnation is over.
+
+        Kafka tells only those who commit. A worker that was paused, lost its partitions and woke up has nothing to
+        commit any more: without this it would live on for ever, and nothing would ever be placed on it.
+        """
+        try:
+            fact = decode_cluster(record.value)
+        except CodecError:
+            return
+        if not isinstance(fact, WorkerFenced | WorkerJoined):
+            return
+        me = self.machine.state.identity
+        if fact.worker != me.worker:
+            return
+        mine = fact.incarnation == me.incarnation
+        if isinstance(fact, WorkerFenced) and mine:
+            raise Fenced(f"the scheduler fenced {me.incarnation} (sie.cluster offset {record.offset})")
+        if isinstance(fact, WorkerJoined):
+            if self._joined and not mine:
+                raise Fenced(f"incarnation {fact.incarnation} of {me.worker} took over from {me.incarnation}")
+            self._joined = self._joined or mine
 
     # ------------------------------------------------------------ act
 
