@@ -74,6 +74,7 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
     work: WorkItem | None = None
     run: list[Item] = []
     opened = 0
+    opened_bytes = 0
     for record in records:
         try:
             work = decode_work(record.value)
@@ -85,7 +86,9 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
                 state.queues.extend(queue, run)
             run = []
             queue = queue_of(state, work.model, work.version)
-        item = Item(work, partition, record.offset, queue)
+        size = len(record.value or b"")
+        opened_bytes += size
+        item = Item(work, partition, record.offset, queue, size)
         if work.deadline_at_ms:
             queue.deadlines = True
         if queue.ordered and (work.key or work.session):
@@ -96,6 +99,8 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
         state.queues.extend(queue, run)
         partition.lane = work.priority
         partition.open += opened
+        partition.open_bytes += opened_bytes
+        state.open_bytes += opened_bytes
         state.opened(partition.model, opened)
 
 

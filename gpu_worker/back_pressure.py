@@ -1,8 +1,9 @@
-"""Pausing partitions, so that memory stays flat while engines are slower than the topics.
+"""Pausing partitions, so that memory stays flat while engines (or transactions) are slower than the topics.
 
-Caps: unfinished offsets of a partition, items of a model, and items of the worker (less for lower lanes, so that P0
-always finds room). A paused partition resumes well below the caps, because the client throws its prefetched records
-away. A poll may overshoot a cap by what it returned, at most worker_poll_max.
+Caps: unfinished offsets of a partition, items of a model, items of the worker (less for lower lanes, so that P0 always
+finds room), bytes of all those items, and results that wait for a transaction. A paused partition resumes well below
+the caps, because the client throws its prefetched records away. A poll may overshoot a cap by what it returned, at most
+worker_poll_max.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MODEL_FLOOR = 32
 MODEL_SHARE = 8
 """A model may hold 1/8 of worker_queue_max, or some of its batches if that is more."""
 BATCHES_PER_MODEL = 4
+OPEN_BYTES_MAX = 64 * 1024 * 1024
+"""Records a worker holds, in bytes: large requests must not add up to the memory of the host."""
 
 
 def model_open_max(state: WorkerState, model: str) -> int:
@@ -34,9 +37,9 @@ def model_open_max(state: WorkerState, model: str) -> int:
 
 def apply_back_pressure(state: WorkerState) -> None:
     """Pause partitions above a cap, resume paused ones that are well below all of them."""
-    if not state.touched:
-        return
     band = _band(state)
+    if not state.touched and band == state.pressure_band:
+        return
     if band != state.pressure_band:
         state.pressure_band = band
         looked_at: Iterable[Partition] = list(state.partitions.values())
@@ -69,7 +72,9 @@ def _is_full(state: WorkerState, partition: Partition) -> bool:
     worker_cap = state.settings.worker_queue_max * LANE_SHARES[partition.lane]
     assert partition.ledger is not None
     return (
-        not partition.ledger.may_start
+        state.open_bytes >= OPEN_BYTES_MAX * share
+        or len(state.output.writes) >= state.settings.worker_queue_max * share
+        or not partition.ledger.may_start
         or bool(partition.backlog)
         or partition.open >= state.settings.partition_open_max * share
         or model_open >= cap * share
@@ -77,6 +82,12 @@ def _is_full(state: WorkerState, partition: Partition) -> bool:
     )
 
 
-def _band(state: WorkerState) -> int:
-    used = state.open_total / state.settings.worker_queue_max
-    return sum(used >= share * part for share in LANE_SHARES for part in (RESUME_AT, 1.0))
+def _band(state: WorkerState) -> tuple[bool, ...]:
+    """Which of the worker-wide thresholds are exceeded."""
+    queue_max = state.settings.worker_queue_max
+    used = (
+        *(state.open_total / (queue_max * share) for share in LANE_SHARES),
+        state.open_bytes / OPEN_BYTES_MAX,
+        len(state.output.writes) / queue_max,
+    )
+    return tuple(part >= limit for part in used for limit in (RESUME_AT, 1.0))

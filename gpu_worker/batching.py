@@ -11,7 +11,7 @@ from gpu_worker.engine_port import BatchCompleted
 from gpu_worker.facts import SubmitBatch
 from gpu_worker.outcomes import Turn
 from gpu_worker.queues import is_expired, ready_on
-from gpu_worker.replicas import check_load_timeout, reload_after_death, start_load, stop_engine
+from gpu_worker.replicas import check_load_timeout, next_to_load, reload_after_death, start_load, stop_engine
 from gpu_worker.retries import ENGINE_TIMEOUT, abandon, engine_lost, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.worker_state import WorkerState
@@ -32,7 +32,7 @@ def run_engine(state: WorkerState, engine: Engine) -> None:
             _run_suspect(state, engine)
         return
     if engine.loading is None and engine.to_load and not state.stopping:
-        start_load(state, engine, engine.to_load[0])
+        start_load(state, engine, next_to_load(state, engine))
     if engine.running and not state.stopping:
         _submit_batches(state, engine)
         if not engine.replicas and not engine.outstanding:

@@ -115,6 +115,7 @@ def _stop_reading(state: WorkerState, partition: Partition) -> None:
 
 
 def _forget(state: WorkerState, partition: Partition) -> None:
+    state.open_bytes -= partition.open_bytes
     del state.partitions[partition.partition]
     del state.by_model[partition.model][partition.partition]
 

@@ -56,6 +56,16 @@ def engine_of(state: WorkerState, key: EngineKey) -> Engine:
     return engine
 
 
+def next_to_load(state: WorkerState, engine: Engine) -> Replica:
+    """Urgent models first; among equals those with work waiting (after an engine's death), then as they were placed."""
+
+    def rank(replica: Replica) -> tuple[int, bool]:
+        queue = state.queues.models.get((replica.key.model, replica.key.version))
+        return replica.launch.priority, queue is None or not any(queue.lanes)
+
+    return min(engine.to_load, key=rank)
+
+
 def start_load(state: WorkerState, engine: Engine, replica: Replica) -> None:
     """Ask the engine for the next model. One load at a time, so a death during a load has one culprit."""
     engine.to_load.remove(replica)

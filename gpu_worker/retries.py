@@ -90,6 +90,9 @@ def finish(state: WorkerState, items: Sequence[Item]) -> None:
         assert partition.ledger is not None
         partition.ledger.finish_many([item.offset for item in run])
         partition.open -= len(run)
+        size = sum([item.size for item in run])
+        partition.open_bytes -= size
+        state.open_bytes -= size
         state.dirty[partition.partition] = partition
         state.closed(partition.model, len(run))
     for item in items:

@@ -36,6 +36,8 @@ class Partition:
     """Lane of its newest item."""
     open: int = 0
     """Admitted and unfinished."""
+    open_bytes: int = 0
+    """Size of their records; what waited when the partition was given back counts until it is forgotten."""
     running: int = 0
     """Part of a batch that an engine holds."""
     backlog: list[LogRecord] = field(default_factory=list)
@@ -52,6 +54,8 @@ class Item(Struct, gc=False, eq=False):
     partition: Partition
     offset: int
     queue: ModelQueue
+    size: int
+    """Bytes of its record."""
     key: tuple[int, int, bytes] | None = None
     """(partition, placement epoch, key) of a model with `ordering: key`."""
     attempts: int = 0

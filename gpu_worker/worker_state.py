@@ -45,12 +45,14 @@ class WorkerState:
     open_by_model: dict[str, int] = field(default_factory=dict)
     """Admitted and unfinished, all lanes."""
     open_total: int = 0
+    open_bytes: int = 0
+    """Size of the records of all admitted and unfinished items."""
     touched: dict[str, None] = field(default_factory=dict)
     """Models whose count changed since back pressure was last looked at."""
     model_caps: dict[str, int] = field(default_factory=dict)
     """Computed when needed, forgotten when the replicas of the model change."""
-    pressure_band: int = 0
-    """How many of the worker-wide thresholds open_total exceeds."""
+    pressure_band: tuple[bool, ...] = ()
+    """Which of the worker-wide thresholds were exceeded when back pressure was last looked at."""
     output: Output = field(default_factory=lambda: Output([], []))
     """Results that are in no commit yet."""
 

@@ -455,6 +455,33 @@ def test_a_blocked_engine_pauses_the_topic_and_memory_stays_flat() -> None:
     assert rig.machine.state.partitions[TopicPartition("sie.work.m", 1)].paused
 
 
+def test_large_requests_are_bounded_by_their_bytes() -> None:
+    world, rig = serving(EngineScript(hangs={"r0"}), Settings(worker_poll_max=20))
+    big = b'{"x":"' + b"y" * 200_000 + b'"}'
+    world.send(*[work_item(f"r{n}", inputs=big) for n in range(1_000)])
+    rig.run(500)
+    assert 64 << 20 <= rig.machine.state.open_bytes <= (64 << 20) + 20 * 210_000
+    assert len(rig.machine.state.partitions[TopicPartition("sie.work.m", 1)].backlog) == 0
+
+
+def test_results_that_cannot_be_committed_stop_the_reading() -> None:
+    world, rig = serving(None, Settings(worker_queue_max=100, worker_poll_max=20))
+    rig.host._committer = NeverAnswers()
+    world.send(*[work_item(f"r{n}") for n in range(2_000)])
+    rig.run(2_000)
+    assert 50 <= len(rig.machine.state.output.writes) <= 100 + 100 + 20
+
+
+def test_urgent_models_are_loaded_first() -> None:
+    world = World()
+    rig = Rig(world)
+    for model, priority in (("a", 2), ("b", 0), ("c", 1)):
+        world.place(world.add_model(model, priority=priority))
+    rig.run(200)
+    ready = [report.model for report in world.reports(ReplicaReady) if isinstance(report, ReplicaReady)]
+    assert ready == ["b", "c", "a"]
+
+
 def test_paused_partitions_resume_and_drain() -> None:
     world, rig = serving(None, Settings(worker_queue_max=64, worker_poll_max=50))
     world.send(*[work_item(f"r{n}") for n in range(1_000)])
