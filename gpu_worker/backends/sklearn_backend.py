@@ -19,6 +19,7 @@ from skops.io import get_untrusted_types, load
 from threadpoolctl import threadpool_limits
 
 from gpu_worker.backends.base import LoadedModel, ModelRefused
+from gpu_worker.backends.sklearn_linear import shortcut
 from gpu_worker.backends.tabular import Kind, Predict, TabularModel, tabular_config
 from gpu_worker.backends.weights import only_file, verified_digest
 from sie_stream.control import ModelLaunch
@@ -48,8 +49,9 @@ class SklearnBackend:
     name = "sklearn"
 
     def __init__(self, clock: Clock) -> None:
-        # The rows are checked once, at decoding; validating them again costs 40 us a call.
-        sklearn.set_config(assume_finite=True)
+        # Rows are checked once, at decoding, and parameters were checked at training; doing it again on every call
+        # costs more than most predictions.
+        sklearn.set_config(assume_finite=True, skip_parameter_validation=True)
         # Many engines share a machine, and a small model never gains from a second thread.
         threadpool_limits(limits=1)
 
@@ -105,9 +107,9 @@ def predictor(estimator: BaseEstimator, kind: Kind, width: int) -> Predict:
                 raise ModelRefused(
                     "invalid_model_config", f"backend.config.labels: {width} names for {classes} classes."
                 )
-            return method
+            return shortcut(estimator, method)
         case "regressor":
-            return lambda matrix: np.asarray(method(matrix), np.float64).reshape(len(matrix), -1)
+            return shortcut(estimator, lambda matrix: np.asarray(method(matrix), np.float64).reshape(len(matrix), -1))
         case "anomaly":
             # scikit-learn counts down towards outliers; an anomaly score that grows reads better.
             return lambda matrix: -np.asarray(method(matrix), np.float64).reshape(len(matrix), 1)

@@ -76,6 +76,12 @@ def _names(config: Mapping[str, object], key: str) -> tuple[str, ...]:
         raise ModelRefused("invalid_model_config", f"backend.config.{key}: {value!r} is not a list of names.")
     if len(set(value)) != len(value):
         raise ModelRefused("invalid_model_config", f"backend.config.{key}: names must differ, got {value!r}.")
+    awkward = [name for name in value if any(mark in '"\\' or mark < " " for mark in name)]
+    if awkward:
+        raise ModelRefused(
+            "invalid_model_config",
+            f"backend.config.{key}: {awkward[0]!r} holds a quote, a backslash or a control character; rename it.",
+        )
     return tuple(value)
 
 
