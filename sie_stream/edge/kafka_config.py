@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sie_stream.edge.kafka_errors import log_client_error
+from sie_stream.edge.kafka_errors import ClientErrorLog
 
 Config = dict[str, Any]
 
@@ -16,13 +16,16 @@ BATCH_HEADROOM_BYTES = 64 * 1024
 def common_config(bootstrap: str, overrides: Mapping[str, str] | None) -> Config:
     return {
         "bootstrap.servers": bootstrap,
-        "error_cb": log_client_error,
+        "error_cb": ClientErrorLog(),
         "log_level": 4,
         "socket.nagle.disable": True,
         "socket.keepalive.enable": True,
         # A broker restart is noticed and survived quickly; the default climbs to 10 s between attempts.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
+        # By default librdkafka 2.16 drops broker handles while all brokers are down, but keeps the dropped one as its
+        # group coordinator: send_offsets_to_transaction then never returns, whatever its timeout (librdkafka #5511).
+        "metadata.recovery.strategy": "none",
         # Topics are created and widened while we run.
         "topic.metadata.refresh.interval.ms": 15_000,
         "topic.metadata.refresh.fast.interval.ms": 50,

@@ -111,9 +111,21 @@ def from_exception(raised: KafkaException, doing: str) -> LogError:
     return classify(kafka_error(raised), doing)
 
 
-def log_client_error(error: KafkaError) -> None:
-    """Global error callback: librdkafka reconnects by itself, so these are only told. Fatal ones surface in calls."""
-    logger.warning("kafka client: %s (%s)", error.name(), error.str())
+class ClientErrorLog:
+    """Global error callback: librdkafka reconnects by itself, so these are only told, each kind once in a while.
+
+    Fatal ones surface in calls.
+    """
+
+    def __init__(self, again_after_s: float = 5.0) -> None:
+        self._again_after_s = again_after_s
+        self._told_at: dict[int, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_at.get(error.code(), -self._again_after_s) >= self._again_after_s:
+            self._told_at[error.code()] = now_s
+            logger.warning("kafka client: %s (%s)", error.name(), error.str())
 
 
 def retry_until(budget_ms: int, attempt: Callable[[], None], pause_s: float = 0.01) -> None:
