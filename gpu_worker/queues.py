@@ -24,12 +24,16 @@ class Queues:
         default_factory=lambda: tuple({} for _ in range(LANES))
     )
     """Per lane the queues that are not empty, the one whose turn it is first."""
+    keys: dict[str, dict[tuple[int, int, bytes], deque[Item]]] = field(default_factory=dict)
+    """Per model the by_key that its queues share."""
 
     def queue(self, model: str, version: str) -> ModelQueue:
         key = (model, version)
         queue = self.models.get(key)
         if queue is None:
             queue = self.models[key] = ModelQueue(model, version)
+            # A key keeps its order across versions: while one takes over from another, a partition holds work of both.
+            queue.by_key = self.keys.setdefault(model, queue.by_key)
         return queue
 
     def extend(self, queue: ModelQueue, items: list[Item]) -> None:

@@ -117,7 +117,8 @@ class ModelQueue:
     ordered: bool = False
     """Its model declares `ordering: key`."""
     by_key: dict[tuple[int, int, bytes], deque[Item]] = field(default_factory=dict)
-    """`ordering: key`: keys with an item waiting or running, and the items held back behind it."""
+    """`ordering: key`: keys with an item waiting or running, and the items held back behind it. Shared by all
+    versions of the model: an item may be held back behind one of another version."""
 
 
 class Batch(Struct, gc=False, eq=False):
