@@ -69,7 +69,9 @@ class EngineProcess:
         self._tokenizers = TokenizerStore()
 
     def serve(self) -> None:
-        self._send(Started(os.getpid(), self._backend.versions()))
+        # Libraries have version types of their own; only plain text crosses the socket.
+        versions = {name: str(version) for name, version in self._backend.versions().items()}
+        self._send(encode_message(Started(os.getpid(), versions)))
         threading.Thread(target=self._load_for_ever, name="loader", daemon=True).start()
         while True:
             message = decode_to_engine(self._socket.receive())
@@ -83,27 +85,30 @@ class EngineProcess:
                 case Unload():
                     self._unload(message.slot)
 
-    def _send(self, message: FromEngine) -> None:
+    def _send(self, message: bytes) -> None:
         with self._lock:
-            self._socket.send(encode_message(message))
+            self._socket.send(message)
 
     def _run(self, message: Run) -> None:
         model = self._models.get(message.slot)
         if model is None:
-            self._send(Raised(message.batch_id, "engine_error", f"slot {message.slot} holds no model"))
+            self._raised(message, f"slot {message.slot} holds no model")
             return
         started_at = self._clock.monotonic_ms()
         try:
             outputs = model.run(message.items)
+            answer = encode_message(Answers(message.batch_id, outputs, self._clock.monotonic_ms() - started_at))
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             traceback.print_exc()
-            self._send(Raised(message.batch_id, "engine_error", _shorten(error)))
+            self._raised(message, _shorten(error))
             return
         if len(outputs) != len(message.items):
-            text = f"the backend answered {len(outputs)} of {len(message.items)} inputs"
-            self._send(Raised(message.batch_id, "engine_error", text))
+            self._raised(message, f"the backend answered {len(outputs)} of {len(message.items)} inputs")
             return
-        self._send(Answers(message.batch_id, outputs, self._clock.monotonic_ms() - started_at))
+        self._send(answer)
+
+    def _raised(self, message: Run, text: str) -> None:
+        self._send(encode_message(Raised(message.batch_id, "engine_error", text)))
 
     def _unload(self, slot: int) -> None:
         with self._lock:
@@ -127,7 +132,7 @@ class EngineProcess:
                 self._backend.unload(model)
             if not unwanted:
                 try:
-                    self._send(answer)
+                    self._send(encode_message(answer))
                 except PeerClosed:
                     return
 
@@ -146,8 +151,8 @@ class EngineProcess:
         self._models[message.slot] = model
         return Loaded(
             message.slot,
-            model.memory_bytes,
-            model.weights_digest,
+            int(model.memory_bytes),
+            str(model.weights_digest),
             round(loaded_at - started_at),
             round(self._clock.monotonic_ms() - loaded_at),
         )
@@ -209,7 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Loader threads may be deep inside a library: do not wait for them.
-    code = main()
+    code = 1
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001  # outermost frame
+        traceback.print_exc()
+    # The loader thread may be deep inside a library, and libraries may take seconds to tidy up: wait for neither.
     sys.stderr.flush()
     os._exit(code)

@@ -131,6 +131,15 @@ def test_an_exception_is_an_answer(engines: Engines) -> None:
     engines.wait_for(BatchCompleted)
 
 
+def test_answers_that_cannot_be_sent_are_the_backends_fault(engines: Engines) -> None:
+    engines.load()
+    engines.wait_for(ModelLoaded)
+    engines.run(1, '{"do":"nonsense"}')
+    failed = engines.wait_for(BatchFailed)
+    assert isinstance(failed, BatchFailed)
+    assert failed.code == "engine_error"
+
+
 def test_a_hanging_engine_can_be_stopped_and_says_nothing_more(engines: Engines) -> None:
     engines.load()
     engines.wait_for(ModelLoaded)

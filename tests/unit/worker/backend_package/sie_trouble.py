@@ -14,6 +14,12 @@ from sie_stream.control import ModelLaunch
 from sie_stream.ports import Clock
 
 
+class Version(str):
+    """As torch's: text by inheritance only."""
+
+    __slots__ = ()
+
+
 class TroubleModel:
     memory_bytes = 1234
     weights_digest = "sha256:trouble"
@@ -34,6 +40,8 @@ class TroubleModel:
                 threading.Event().wait(inputs["seconds"])
             case "raise":
                 raise RuntimeError("asked to raise")
+            case "nonsense":
+                return EngineOutput(item.request_id, item.inputs, first_token_ms=object())  # type: ignore[arg-type]
             case "refuse":
                 return failed(item, "refused", "asked to refuse")
             case "environment":
@@ -63,4 +71,4 @@ class TroubleBackend:
         pass
 
     def versions(self) -> dict[str, str]:
-        return {"trouble": "1.0"}
+        return {"trouble": Version("1.0")}
