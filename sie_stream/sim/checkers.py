@@ -1,0 +1,262 @@
+"""What must always be true of a world. Looks at every transaction at the moment it commits; raises Violation.
+
+Nothing here believes what a host says about itself: only records, committed offsets and what users sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from schemas.codec import (
+    decode_cluster,
+    decode_deadletter,
+    decode_decision,
+    decode_raw_output,
+    decode_result,
+    decode_row,
+    decode_work,
+)
+from sie_stream.control import ClusterRecord, PlacementRow
+from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.offset_metadata import METADATA_CHARS_MAX, decode
+from sie_stream.records import CommittedOffset, LogRecord, Result
+from sie_stream.sim.cluster import SimTransaction
+from sie_stream.sim.partition import SimPartition
+from sie_stream.sim.traffic import Traffic, right_answer
+from sie_stream.sim.world import Violation, World
+
+Refold = Callable[[Sequence[tuple[LogRecord, ClusterRecord]]], list[tuple[str, bytes]]]
+"""A fresh scheduler folds these; returns (decision id, record value) in order."""
+
+
+class Checkers:
+    """Always on: `on_commit` for every transaction, `at_end` once everything has drained."""
+
+    def __init__(self, world: World, traffic: Traffic, names: TopicNames) -> None:
+        self.world = world
+        self.traffic = traffic
+        self.names = names
+        self.terminal: dict[str, Result] = {}
+        self.raw: dict[str, LogRecord] = {}
+        self.routed: dict[str, LogRecord] = {}
+        self.letters: dict[str, int] = {}
+        self.decisions: dict[str, bytes] = {}
+        self.transactions = 0
+        self._work_prefix = names.work("")
+        self._committed: dict[tuple[str, TopicPartition], int] = {}
+        self._placements: dict[str, dict[int, tuple[str, str]]] = {}
+        """Work topic -> partition -> (worker, incarnation) as last published."""
+        self._topics: dict[str, str] = {}
+        self._ordered: dict[tuple[str, int, str], int] = {}
+        world.log.cluster.on_commit = self.on_commit
+
+    def on_commit(self, transaction: SimTransaction) -> None:
+        self.transactions += 1
+        client = self.world.calling
+        records = 0
+        for partition, offsets in transaction.touched.values():
+            for offset in offsets:
+                record = partition.entries[offset]
+                assert record is not None
+                records += 1
+                self._saw(record, client)
+        for group, sent in transaction.offsets.items():
+            for place, committed in sent.items():
+                self._moved(group, place, committed, client)
+        self.world.note(f"commit {client}: {records} records, {_positions(transaction.offsets)}")
+
+    # ------------------------------------------------------------ records
+
+    def _saw(self, record: LogRecord, client: str) -> None:
+        topic = record.topic
+        if topic == self.names.results:
+            self._ended(decode_result(record.value), record, client)
+        elif topic == self.names.outputs:
+            self._once(self.raw, decode_raw_output(record.value).result.request_id, record, "raw output")
+        elif topic.startswith(self._work_prefix):
+            self._once(self.routed, decode_work(record.value).request_id, record, "work item")
+        elif topic == self.names.decisions:
+            self._decided(record)
+        elif topic == self.names.placements:
+            self._placed(record)
+        elif topic == self.names.deadletter:
+            request_id = decode_deadletter(record.value).request_id
+            self.letters[request_id] = self.letters.get(request_id, 0) + 1
+
+    def _once(self, seen: dict[str, LogRecord], request_id: str, record: LogRecord, what: str) -> None:
+        before = seen.setdefault(request_id, record)
+        if before is not record:
+            raise Violation(f"{what} of {request_id} twice: {_at(before)} and {_at(record)}")
+        if request_id in self.terminal:
+            raise Violation(f"{what} of {request_id} at {_at(record)} after its terminal record")
+
+    def _ended(self, result: Result, record: LogRecord, client: str) -> None:
+        request_id = result.request_id
+        if request_id in self.terminal:
+            raise Violation(f"a second terminal record of {request_id} at {_at(record)}, by {client}")
+        self.terminal[request_id] = result
+        expected = self.traffic.by_id.get(request_id)
+        source = result.provenance
+        if expected is None:
+            self._resolve(source.source_topic, source.source_partition, source.source_offset, request_id)
+            expected = self.traffic.by_id[request_id]
+        if result.status not in expected.statuses:
+            raise Violation(f"{request_id} ended as {result.status} ({result.error}), expected {expected.statuses}")
+        if result.status == "ok":
+            assert expected.inputs is not None
+            if result.outputs != right_answer(request_id, expected.inputs):
+                raise Violation(f"{request_id} has the wrong answer {result.outputs!r}")
+            self._in_order(result, record)
+        self._resolve(source.source_topic, source.source_partition, source.source_offset, request_id)
+        if source.work_topic:
+            self._resolve(source.work_topic, source.work_partition, source.work_offset, request_id)
+            made_by = f"{source.worker}/{source.incarnation}"
+            if client.startswith("worker") and source.worker and process_of(client) != made_by:
+                raise Violation(f"{request_id}: {client} wrote a result of {made_by}")
+
+    def _resolve(self, topic: str, partition: int, offset: int, request_id: str) -> None:
+        """What provenance names must be a record of this request."""
+        found = self.world.log.cluster.find(TopicPartition(topic, partition))
+        record = found.entries[offset] if found is not None and 0 <= offset < found.end else None
+        if record is None or self._id(record) != request_id:
+            raise Violation(f"provenance of {request_id} names {topic}[{partition}]@{offset}, which is {record}")
+
+    def _in_order(self, result: Result, record: LogRecord) -> None:
+        """Models that keep the order of a key answer in the order of their work partition."""
+        if not self.traffic.ordered(result.model) or record.key is None:
+            return
+        source = result.provenance
+        stream = (source.work_topic, source.work_partition, record.key.hex())
+        before = self._ordered.get(stream, -1)
+        if source.work_offset <= before:
+            raise Violation(f"{result.request_id} of work offset {source.work_offset} was answered after {before}")
+        self._ordered[stream] = source.work_offset
+
+    def _decided(self, record: LogRecord) -> None:
+        decided = decode_decision(record.value)
+        decision = decided.decision
+        self.world.note(f"{decision} {decided.kind} {decided.subject} {decided.chosen}")
+        if decision in self.decisions:
+            raise Violation(f"decision {decision} twice; the second at {_at(record)}")
+        assert record.value is not None
+        self.decisions[decision] = record.value
+
+    def _placed(self, record: LogRecord) -> None:
+        model = (record.key or b"").decode()
+        if record.value is None:
+            self._placements.pop(self._topics.get(model, ""), None)
+            return
+        row = decode_row(record.value, PlacementRow)
+        self._topics[model] = row.topic
+        self._placements[row.topic] = {one.partition: (one.worker, one.incarnation) for one in row.partitions}
+
+    # ------------------------------------------------------------ offsets
+
+    def _moved(self, group: str, place: TopicPartition, committed: CommittedOffset, client: str) -> None:
+        partition = self.world.log.cluster.existing(place)
+        before = self._committed.get((group, place), partition.start)
+        self._committed[group, place] = committed.offset
+        if committed.offset < before:
+            raise Violation(f"{client} moved {group} on {_text(place)} back from {before} to {committed.offset}")
+        if committed.offset > partition.lso and group != self.names.scheduler_group:
+            raise Violation(f"{client} committed {_text(place)} at {committed.offset}, stable is {partition.lso}")
+        if group == self.names.worker_group:
+            self._only_owner(place, client)
+            done = decode(committed.offset, committed.metadata)
+            if done is None or len(committed.metadata) > METADATA_CHARS_MAX:
+                raise Violation(f"{client} committed metadata of {_text(place)} that cannot be read")
+            for first, end in done:
+                self._all_handled(partition, first, min(end, partition.end), client)
+        if group in (self.names.worker_group, self.names.ingress_group, self.names.egress_group):
+            self._all_handled(partition, before, committed.offset, client)
+
+    def _all_handled(self, partition: SimPartition, first: int, end: int, client: str) -> None:
+        """No commit passes a record that has no outcome."""
+        topic = partition.place.topic
+        for record in partition.entries[first:end]:
+            if record is None:
+                continue
+            request_id = self._id(record)
+            handled = request_id in self.terminal
+            if topic == self.names.requests:
+                handled = handled or request_id in self.routed
+            elif topic != self.names.outputs:
+                handled = handled or request_id in self.raw
+            if not handled:
+                raise Violation(f"{client} committed past {request_id} at {_at(record)}, which has no outcome")
+
+    def _only_owner(self, place: TopicPartition, client: str) -> None:
+        owner = self._placements.get(place.topic, {}).get(place.partition)
+        if owner is not None and process_of(client) != "/".join(owner):
+            raise Violation(f"{client} committed {_text(place)}, which belongs to {'/'.join(owner)}")
+
+    def _id(self, record: LogRecord) -> str:
+        if record.topic == self.names.requests:
+            return self.traffic.id_of(record)
+        if record.topic == self.names.outputs:
+            return decode_raw_output(record.value).result.request_id
+        return decode_work(record.value).request_id
+
+    # ------------------------------------------------------------ the end
+
+    def undone(self) -> list[str]:
+        """What has not drained yet, in words; empty when everything has."""
+        missing = [one for one in self.traffic.everything_sent() if one not in self.terminal]
+        if self.traffic.unsent or missing:
+            names = ", ".join(missing[:8])
+            return [f"{self.traffic.unsent} requests unsent, {len(missing)} without a terminal record: {names}"]
+        return [line for group, topics in self._groups() for topic in topics for line in self._behind(group, topic)]
+
+    def _groups(self) -> Iterable[tuple[str, list[str]]]:
+        yield self.names.ingress_group, [self.names.requests]
+        yield self.names.egress_group, [self.names.outputs]
+        work = [topic for topic in self.world.log.cluster.topics if topic.startswith(self._work_prefix)]
+        yield self.names.worker_group, work
+
+    def _behind(self, group: str, topic: str) -> Iterable[str]:
+        for partition in self.world.log.cluster.topics[topic]:
+            at = self._committed.get((group, partition.place), partition.start)
+            if any(record is not None for record in partition.entries[at:]):
+                yield f"{group} stands at {at} of {partition.end} in {_text(partition.place)}"
+
+    def at_end(self, refold: Refold) -> None:
+        expected = self.traffic.everything_sent()
+        strangers = [request_id for request_id in self.terminal if request_id not in expected]
+        if strangers:
+            raise Violation(f"terminal records of requests that nobody sent: {strangers[:8]}")
+        for request_id, expectation in expected.items():
+            letters = self.letters.get(request_id, 0)
+            if expectation.dead_letter != bool(letters):
+                raise Violation(f"{request_id} has {letters} dead letters, expected {expectation.dead_letter:d}")
+        self._refolded(refold)
+
+    def _refolded(self, refold: Refold) -> None:
+        """A fresh scheduler that reads the whole control log says what was said, byte for byte."""
+        scheduler = self._committed.get((self.names.scheduler_group, TopicPartition(self.names.cluster, 0)), 0)
+        records = [one for one in self.world.log.visible(self.names.cluster) if one.offset < scheduler]
+        again = refold([(record, decode_cluster(record.value)) for record in records])
+        for decision, value in again:
+            logged = self.decisions.get(decision)
+            if logged != value:
+                raise Violation(f"refolded, decision {decision} is {value!r}, logged is {logged!r}")
+        if len(again) != len(self.decisions):
+            strange = sorted(set(self.decisions) - {decision for decision, _ in again})
+            raise Violation(f"decisions that the log does not lead to: {strange[:8]}")
+
+
+def process_of(client: str) -> str:
+    """NAME/INCARNATION of a client that may be one thread of it."""
+    return client.partition(".")[0]
+
+
+def _at(record: LogRecord) -> str:
+    return f"{record.topic}[{record.partition}]@{record.offset}"
+
+
+def _text(place: TopicPartition) -> str:
+    return f"{place.topic}[{place.partition}]"
+
+
+def _positions(offsets: Mapping[str, Mapping[TopicPartition, CommittedOffset]]) -> str:
+    places = [(place, committed) for sent in offsets.values() for place, committed in sent.items()]
+    return " ".join(f"{_text(place)}={one.offset}{':' + one.metadata if one.metadata else ''}" for place, one in places)

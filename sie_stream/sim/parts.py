@@ -1,0 +1,31 @@
+"""What the processes of a world have in common: settings, the engine's pace, and which class makes which process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sie_stream.settings import Settings
+from sie_stream.sim.faults import Faults
+from sie_stream.sim.scenario import Engine, Role
+from sie_stream.sim.traffic import Traffic
+from sie_stream.sim.world import Body, Lane, World
+
+
+class MadeOf(Protocol):
+    """A class of bodies."""
+
+    def __call__(self, world: World, lane: Lane, parts: Parts) -> Body: ...
+
+
+class Parts:
+    """Makes bodies. `faults` and `traffic` are set once they exist; tests put broken bodies into `bodies`."""
+
+    def __init__(self, settings: Settings, engine: Engine, bodies: dict[Role, MadeOf]) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.bodies = bodies
+        self.faults: Faults | None = None
+        self.traffic: Traffic | None = None
+
+    def make(self, world: World, lane: Lane) -> Body:
+        return self.bodies[lane.process.role](world, lane, self)
