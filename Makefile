@@ -76,7 +76,7 @@ format: $(READY) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: sim
-sim: $(READY) ## Deterministic simulation of one world: make sim SEED=7 SCENARIO=worker_crash
+sim: $(READY) ## Deterministic simulation of one world: make sim SEED=7 SCENARIO=worker_kills
 	@$(BIN)/python -m sie_stream.sim.main $(if $(SEED),--seed $(SEED)) $(if $(SCENARIO),--scenario $(SCENARIO))
 
 .PHONY: bench
