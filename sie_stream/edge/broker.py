@@ -24,6 +24,7 @@ from sie_stream.deadline import Deadline
 from sie_stream.edge.broker_home import HOST, Tenant, accepts, evict, free_port, is_free, read_tenant, write_tenant
 from sie_stream.edge.java import Java, find_java
 from sie_stream.edge.kafka_jars import BrokerFailed, class_path, default_cache_dir, ensure_jars, locked
+from sie_stream.edge.orphans import stop_with_parent
 
 STARTED_LINE = "Kafka Server started"
 PORT_TAKEN = "Address already in use"
@@ -201,6 +202,7 @@ class EmbeddedBroker:
                 stderr=subprocess.STDOUT,
                 cwd=self._data_dir,
                 start_new_session=True,  # a Ctrl-C in the terminal is for us; we stop the broker last
+                preexec_fn=stop_with_parent,  # noqa: PLW1509 - one system call, no Python locks
             )
         tenant = Tenant(self._process.pid, os.getpid(), self._port, self._controller_port)
         write_tenant(self._data_dir, tenant)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sie_stream.edge.orphans import stop_with_parent
 from sie_stream.errors import SieError
 
 RESTART_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
@@ -93,6 +94,7 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment},
                 start_new_session=True,  # the terminal's Ctrl-C is ours to pass on, in order
+                preexec_fn=stop_with_parent,  # noqa: PLW1509 - one system call, no Python locks
             )
         return process, incarnation
 
