@@ -27,7 +27,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 LONG_FILES: dict[str, int] = {}
 BROAD_HANDLERS: dict[str, int] = {
     "gpu_worker/edge/commit_thread.py": 1,  # the thread's outermost frame: the loop raises it again
-    "gpu_worker/edge/engine_process.py": 2,  # whatever a backend raises is an answer to the host
+    "gpu_worker/edge/engine_process.py": 3,  # whatever a backend raises is an answer to the host; and the outermost frame
     "sie_stream/edge/tokenizer.py": 1,  # the library raises bare Exception for every malformed file
 }
 
@@ -39,7 +39,7 @@ SLEEPERS = frozenset(
 )
 # Where a machine's own paths and hosts would show. Built from parts so that this file does not hold them.
 MACHINE_PATHS = re.compile(r"(?<![\w.$}/-])/(?:work|root|home/\w+|Users/\w+)(?:/|\b)(?!\w)")
-PRIVATE_INDEX = re.compile(r"--(?:extra-)?index-url\s+\S+|--emit-index-url")
+PRIVATE_INDEX = re.compile(r"--(?:extra-|emit-)?index" + r"-url")
 
 
 def long_functions(source: SourceFile) -> Iterator[tuple[str, int]]:
