@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from gpu_worker.backends.absent import absent
 from gpu_worker.backends.base import LoadedModel, ModelRefused
-from gpu_worker.backends.sklearn_linear import shortcut
+from gpu_worker.backends.sklearn_shortcuts import shortcut
 from gpu_worker.backends.tabular import Kind, Predict, TabularModel, tabular_config
 from gpu_worker.backends.weights import only_file, verified_digest
 from sie_stream.control import ModelLaunch

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import skops.io
-from sklearn.ensemble import HistGradientBoostingClassifier, IsolationForest, RandomForestClassifier
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    HistGradientBoostingClassifier,
+    IsolationForest,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, LogisticRegression, Ridge
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
@@ -19,7 +25,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.sklearn_backend import SklearnBackend, load_trusted
-from gpu_worker.backends.sklearn_linear import shortcut
+from gpu_worker.backends.sklearn_shortcuts import shortcut
 from gpu_worker.backends.weights import weights_digest
 from tests.unit.backends.launching import FEATURES, FixedClock, classifier_config, launch, row
 
@@ -124,7 +130,7 @@ def test_a_config_that_does_not_fit_the_estimator_is_refused(
         backend.load(launch(tmp_path, "sklearn", config))
 
 
-LINEAR: list[tuple[Any, Any, str]] = [
+QUICK: list[tuple[Any, Any, str]] = [
     (LogisticRegression(), CLASSES, "predict_proba"),
     (LogisticRegression(max_iter=5_000), THREE, "predict_proba"),
     (make_pipeline(StandardScaler(), LogisticRegression()), CLASSES, "predict_proba"),
@@ -133,10 +139,13 @@ LINEAR: list[tuple[Any, Any, str]] = [
     (make_pipeline(StandardScaler(), Lasso()), ROWS[:, 0], "predict"),
     (ElasticNet(), ROWS[:, 0], "predict"),
     (LinearRegression(), ROWS[:, 0], "predict"),
+    (RandomForestClassifier(n_estimators=7, random_state=0), THREE, "predict_proba"),
+    (ExtraTreesClassifier(n_estimators=7, random_state=0), CLASSES, "predict_proba"),
+    (RandomForestRegressor(n_estimators=7, random_state=0), ROWS[:, 0], "predict"),
 ]
 
 
-@pytest.mark.parametrize(("estimator", "answers", "method"), LINEAR)
+@pytest.mark.parametrize(("estimator", "answers", "method"), QUICK)
 def test_a_shortcut_is_taken_and_is_the_same(estimator: Any, answers: np.ndarray, method: str) -> None:
     estimator.fit(ROWS, answers)
 

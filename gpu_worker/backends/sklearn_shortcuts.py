@@ -1,17 +1,20 @@
-"""A shorter way to the answers of scikit-learn's linear models.
+"""A shorter way to the answers of scikit-learn's linear models and forests.
 
 For one row, a scaler and a logistic regression spend some 20 us on arithmetic and half a millisecond on looking at
-their arguments. Here the same formulas run on the fitted numbers directly. A shortcut is used only if it reproduced, at
-load, what the estimator itself answers on probe rows; otherwise, and for every other estimator, scikit-learn is called.
+their arguments; a forest of 30 trees spends milliseconds on dispatching them. Here the same formulas run on the fitted
+numbers directly. A shortcut is used only if it reproduced, at load, what the estimator itself answers on probe rows;
+otherwise, and for every other estimator, scikit-learn is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor, RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, LogisticRegression, Ridge
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
@@ -21,6 +24,7 @@ Formula = Callable[[Numbers], Numbers]
 """(rows, features) -> (rows, outputs)"""
 
 REGRESSORS = (Ridge, Lasso, ElasticNet, LinearRegression)
+FORESTS = (RandomForestClassifier, ExtraTreesClassifier, RandomForestRegressor, ExtraTreesRegressor)
 PROBES = 16
 AGREEMENT = 1e-12
 """Largest relative difference to the estimator: the rounding of one sum."""
@@ -55,7 +59,22 @@ def _formula(estimator: BaseEstimator) -> Formula | None:
     if type(estimator) is LogisticRegression:
         weights, offset = _plane(estimator)
         return _two_classes(weights, offset) if weights.shape[1] == 1 else _many_classes(weights, offset)
+    if type(estimator) in FORESTS:
+        return _mean_of_trees([tree.tree_ for tree in getattr(estimator, "estimators_")])  # noqa: B009
     return None
+
+
+def _mean_of_trees(trees: Sequence[Any]) -> Formula:
+    """A tree's compiled `predict` gives (rows, classes) shares, or (rows, 1) values, of float32 rows."""
+
+    def answers(rows: Numbers) -> Numbers:
+        narrow = np.ascontiguousarray(rows, np.float32)
+        total = trees[0].predict(narrow)
+        for tree in trees[1:]:
+            total = total + tree.predict(narrow)
+        return total / len(trees)
+
+    return answers
 
 
 def _plane(estimator: BaseEstimator) -> tuple[Numbers, Numbers]:
