@@ -87,6 +87,7 @@ def release(state: WorkerState, partition: Partition) -> None:
     partition.releasing = True
     if partition.state == "open":
         partition.state = "releasing"
+        state.releasing[partition.partition] = partition
         _stop_reading(state, partition)
 
 
@@ -116,14 +117,15 @@ def _stop_reading(state: WorkerState, partition: Partition) -> None:
 
 def _forget(state: WorkerState, partition: Partition) -> None:
     state.open_bytes -= partition.open_bytes
+    state.releasing.pop(partition.partition, None)
     del state.partitions[partition.partition]
     del state.by_model[partition.model][partition.partition]
 
 
 def report_released(state: WorkerState) -> None:
     """PartitionReleased for every partition that is drained and whose every finished offset is committed."""
-    for place, partition in list(state.partitions.items()):
-        if partition.state != "releasing" or partition.running:
+    for place, partition in list(state.releasing.items()):
+        if partition.running:
             continue
         if place in state.dirty or place in state.committing:
             continue

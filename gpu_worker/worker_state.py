@@ -34,6 +34,8 @@ class WorkerState:
     partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
     by_model: dict[str, dict[TopicPartition, Partition]] = field(default_factory=dict)
     """The same partitions, by model."""
+    releasing: dict[TopicPartition, Partition] = field(default_factory=dict)
+    """Those of them that are drained to be given back."""
     awaiting: dict[TopicPartition, tuple[str, int, bool]] = field(default_factory=dict)
     """Assignments that start once the results of an earlier one are committed: (model, placement epoch, releasing)."""
     dirty: dict[TopicPartition, Partition] = field(default_factory=dict)
@@ -53,6 +55,8 @@ class WorkerState:
     """Computed when needed, forgotten when the replicas of the model change."""
     pressure_band: tuple[bool, ...] = ()
     """Which of the worker-wide thresholds were exceeded when back pressure was last looked at."""
+    full_since: dict[TopicPartition, float] = field(default_factory=dict)
+    """Partitions above a cap that are not paused yet; while there is one, nothing is polled."""
     output: Output = field(default_factory=lambda: Output([], []))
     """Results that are in no commit yet."""
 
