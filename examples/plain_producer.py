@@ -1,0 +1,41 @@
+"""Ask a model without the SDK: any Kafka producer will do. One request as JSON, one as Avro in Confluent framing.
+
+python examples/plain_producer.py localhost:9092 wine-logreg
+"""
+
+import io
+import json
+import struct
+import sys
+from pathlib import Path
+
+import fastavro
+import fastavro.schema
+from confluent_kafka import Producer
+
+ROOT = Path(__file__).parent.parent
+INFERENCE_REQUEST_V1 = 1
+"""Schema id of the first release of InferenceRequest (schemas/README.md)."""
+
+
+def main() -> None:
+    bootstrap, model = sys.argv[1], sys.argv[2]
+    row = json.loads((ROOT / ".models" / model / "samples.jsonl").read_text().splitlines()[0])
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+
+    as_json = {"request_id": "plain-json", "model": model, "inputs": row}
+    producer.produce("sie.requests", key="plain-json", value=json.dumps(as_json))
+
+    schema = fastavro.schema.load_schema(str(ROOT / "schemas" / "InferenceRequest.avsc"))
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, schema, {"request_id": "plain-avro", "model": model, "inputs": json.dumps(row)})
+    framed = struct.pack(">bI", 0, INFERENCE_REQUEST_V1) + body.getvalue()
+    producer.produce("sie.requests", key="plain-avro", value=framed)
+
+    if producer.flush(10):
+        sys.exit("not delivered within 10 s")
+    print("sent plain-json and plain-avro")
+
+
+if __name__ == "__main__":
+    main()
