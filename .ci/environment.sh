@@ -47,7 +47,8 @@ install_project() {
     if ! torch_from_wheels "$wheels" && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
         say "torch comes from the package index; on Linux x86 that is a CUDA build (4.7 GB). For a CPU build: make setup TORCH_WHEELS=dir"
     fi
-    .venv/bin/uv pip install --quiet --python .venv/bin/python --constraints requirements.lock "${options[@]}" --editable '.[dev]'
+    # Compiled once here: without it every engine process would compile scikit-learn or torch again where caches are off.
+    .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints requirements.lock "${options[@]}" --editable '.[dev]'
 }
 
 # torch_from_wheels FOLDER: true when the folder has a torch wheel that fits this interpreter.

@@ -335,7 +335,7 @@ class PartitionPlacement(Struct, frozen=True):
 
 
 class PlacementRow(Struct, frozen=True):
-    """sie.placements, key = model name: the desired state that workers follow. A replica no longer listed is unloaded."""
+    """sie.placements, key = model name: the desired state that workers follow. A replica not listed is unloaded."""
 
     model: str
     topic: str

@@ -38,8 +38,8 @@ class LogReader(Protocol):
         ...
 
     def position(self, partition: TopicPartition) -> int:
-        """One past everything poll() has returned or skipped: at the end of the partition it equals the end offset, also
-        when the last offsets are transaction markers or aborted records (which a reader never sees).
+        """One past everything poll() has returned or skipped: at the end of the partition it equals the end offset,
+        also when the last offsets are transaction markers or aborted records (which a reader never sees).
         """
         ...
 

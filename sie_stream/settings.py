@@ -1,4 +1,4 @@
-"""Settings: read once at start, frozen, every number bounded by a table. Only edge/env_settings.py sees the environment."""
+"""Settings: read once at start, frozen, every number bounded by a table. edge/env_settings.py reads the environment."""
 
 from __future__ import annotations
 

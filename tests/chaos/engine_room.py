@@ -1,0 +1,115 @@
+"""The whole system as real processes, with requests flowing all the time, and ways to hurt it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sie_stream.cli.cluster import Cluster, Layout
+from sie_stream.cli.declare import apply_specs
+from sie_stream.cli.demo.proof import prove
+from sie_stream.cli.demo.tally import Tally
+from sie_stream.cli.demo.traffic import DemoModel, load_models
+from sie_stream.client.requests import Request, to_write
+from sie_stream.records import LogWrite
+from sie_stream.settings import Settings
+from tests.waiting import wait_until
+
+MODELS = ("wine-logreg", "wine-rf", "iris-knn", "diabetes-ridge", "digits-logreg", "breast-cancer-logreg")
+RATE = 60
+"""Requests per second: enough that something is always in flight, little enough for a loaded machine."""
+READY_S = 180.0
+TICK_S = 0.05
+
+
+def two_replicas(model: DemoModel) -> DemoModel:
+    """The same model with a warm replica on a second worker."""
+    replicas = model.spec.replicas.model_copy(update={"min": 2, "max": 2})
+    return dataclasses.replace(model, spec=model.spec.model_copy(update={"replicas": replicas}))
+
+
+class EngineRoom:
+    """A running cluster under a steady load. Every request is remembered; `prove_all` accounts for each."""
+
+    def __init__(self, cluster: Cluster, models: list[DemoModel], label: str) -> None:
+        self.cluster = cluster
+        self.models = models
+        self._label = label
+        self.sent = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
+        connection = cluster.connection
+        topics = connection.settings.topics
+        self.tally = Tally(connection.reader("chaos"), topics.results, {})
+        self._writer = connection.plain_writer()
+        self._topic = topics.requests
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        """Sends at RATE, late requests included: a stalled broker is followed by a burst, as in life."""
+        started = time.monotonic()
+        while not self._stopping.wait(TICK_S):
+            due = int((time.monotonic() - started) * RATE)
+            self._writer.write([self._next() for _ in range(due - self.sent)])
+
+    def _next(self) -> LogWrite:
+        model = self.models[self.sent % len(self.models)]
+        row = model.samples[self.sent % len(model.samples)]
+        request_id = f"{self._label}-{self.sent:06d}"
+        self.sent += 1
+        return to_write(Request(model=model.spec.model_id, inputs=row), request_id, self._topic)
+
+    def pid(self, name: str) -> int:
+        assert self.cluster.supervisor is not None
+        return self.cluster.supervisor.children[name].pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.pid(name), number)
+
+    def await_progress(self, answers: int, timeout_s: float) -> None:
+        """Until that many more terminal records have come; the supervisor keeps its watch meanwhile."""
+        target = self.tally.terminal + answers
+        self.watch_until(lambda: self.tally.terminal >= target, f"{answers} more answers", timeout_s)
+
+    def watch_until(self, probe: Callable[[], bool], what: str, timeout_s: float) -> None:
+        def looked() -> bool:
+            self.cluster.watch()
+            assert self.tally.error is None, self.tally.error
+            return probe()
+
+        wait_until(looked, what, timeout_s)
+
+    def prove_all(self, timeout_s: float) -> dict[str, object]:
+        """Stop the load, wait for every answer, and let the witness count. Returns the proof."""
+        self._stopping.set()
+        self._thread.join(30)
+        self._writer.flush(30_000)
+        self.watch_until(lambda: self.tally.terminal >= self.sent, "all answers", timeout_s)
+        self.tally.close()
+        return prove(self.cluster.settings.bootstrap_servers)
+
+
+@contextmanager
+def engine_room(state_dir: Path, models_dir: Path, label: str) -> Iterator[EngineRoom]:
+    """Start everything, declare six models with two replicas each, and let requests flow."""
+    models = [two_replicas(model) for model in load_models(models_dir) if model.spec.model_id in MODELS]
+    assert len(models) == len(MODELS), "run `make models` first"
+    settings = Settings(state_dir=str(state_dir), models_dir=str(models_dir))
+    cluster = Cluster(settings, Layout(workers=2, ingress=2))
+    try:
+        cluster.start()
+        specs = [(model.spec, model.folder) for model in models]
+        apply_specs(cluster.connection, specs, READY_S, lambda _count: None, cluster.watch)
+        room = EngineRoom(cluster, models, label)
+        room.start()
+        yield room
+    finally:
+        cluster.stop()
