@@ -22,7 +22,7 @@ from sie_stream.offset_metadata import METADATA_CHARS_MAX, decode
 from sie_stream.records import CommittedOffset, LogRecord, Result
 from sie_stream.sim.cluster import SimTransaction
 from sie_stream.sim.partition import SimPartition
-from sie_stream.sim.traffic import Traffic, right_answer
+from sie_stream.sim.traffic import BOUND_GROUP, BOUND_TOPIC, COPIES_TOPIC, Traffic, right_answer
 from sie_stream.sim.world import Violation, World
 
 Refold = Callable[[Sequence[tuple[LogRecord, ClusterRecord]]], list[tuple[str, bytes]]]
@@ -39,6 +39,7 @@ class Checkers:
         self.terminal: dict[str, Result] = {}
         self.raw: dict[str, LogRecord] = {}
         self.routed: dict[str, LogRecord] = {}
+        self.copies: dict[str, LogRecord] = {}
         self.letters: dict[str, int] = {}
         self.decisions: dict[str, bytes] = {}
         self.transactions = 0
@@ -75,6 +76,8 @@ class Checkers:
             self._once(self.raw, decode_raw_output(record.value).result.request_id, record, "raw output")
         elif topic.startswith(self._work_prefix):
             self._once(self.routed, decode_work(record.value).request_id, record, "work item")
+        elif topic == COPIES_TOPIC:
+            self._copied(decode_result(record.value).request_id, record)
         elif topic == self.names.decisions:
             self._decided(record)
         elif topic == self.names.placements:
@@ -89,6 +92,12 @@ class Checkers:
             raise Violation(f"{what} of {request_id} twice: {_at(before)} and {_at(record)}")
         if request_id in self.terminal:
             raise Violation(f"{what} of {request_id} at {_at(record)} after its terminal record")
+
+    def _copied(self, request_id: str, record: LogRecord) -> None:
+        """The user's own topic gets every result once, in the transaction of the terminal record."""
+        before = self.copies.setdefault(request_id, record)
+        if before is not record:
+            raise Violation(f"copy of {request_id} twice: {_at(before)} and {_at(record)}")
 
     def _ended(self, result: Result, record: LogRecord, client: str) -> None:
         request_id = result.request_id
@@ -167,7 +176,7 @@ class Checkers:
                 raise Violation(f"{client} committed metadata of {_text(place)} that cannot be read")
             for first, end in done:
                 self._all_handled(partition, first, min(end, partition.end), client)
-        if group in (self.names.worker_group, self.names.ingress_group, self.names.egress_group):
+        if group in (self.names.worker_group, self.names.ingress_group, self.names.egress_group, BOUND_GROUP):
             self._all_handled(partition, before, committed.offset, client)
 
     def _all_handled(self, partition: SimPartition, first: int, end: int, client: str) -> None:
@@ -178,7 +187,7 @@ class Checkers:
                 continue
             request_id = self._id(record)
             handled = request_id in self.terminal
-            if topic == self.names.requests:
+            if topic in self.traffic.sources():
                 handled = handled or request_id in self.routed
             elif topic != self.names.outputs:
                 handled = handled or request_id in self.raw
@@ -191,7 +200,7 @@ class Checkers:
             raise Violation(f"{client} committed {_text(place)}, which belongs to {'/'.join(owner)}")
 
     def _id(self, record: LogRecord) -> str:
-        if record.topic == self.names.requests:
+        if record.topic in self.traffic.sources():
             return self.traffic.id_of(record)
         if record.topic == self.names.outputs:
             return decode_raw_output(record.value).result.request_id
@@ -209,6 +218,7 @@ class Checkers:
 
     def _groups(self) -> Iterable[tuple[str, list[str]]]:
         yield self.names.ingress_group, [self.names.requests]
+        yield BOUND_GROUP, [BOUND_TOPIC]
         yield self.names.egress_group, [self.names.outputs]
         work = [topic for topic in self.world.log.cluster.topics if topic.startswith(self._work_prefix)]
         yield self.names.worker_group, work
@@ -228,6 +238,9 @@ class Checkers:
             letters = self.letters.get(request_id, 0)
             if expectation.dead_letter != bool(letters):
                 raise Violation(f"{request_id} has {letters} dead letters, expected {expectation.dead_letter:d}")
+        for request_id in self.copies:
+            if request_id not in self.terminal:
+                raise Violation(f"a copy of {request_id}, which has no terminal record")
         self._refolded(refold)
 
     def _refolded(self, refold: Refold) -> None:

@@ -10,6 +10,7 @@ from sie_stream.errors import FatalLogError, Retriable, TransactionAborted
 from sie_stream.ids import TopicNames
 from sie_stream.sim.scenario import (
     BrokerErrors,
+    Delete,
     Evict,
     Fault,
     Hold,
@@ -70,6 +71,7 @@ class Faults:
         """Worker -> (until when, by what factor) its engines run slower."""
         self.kill_engine: Callable[[Process], None] = lambda process: None
         self.new_version: Callable[[], None] = lambda: None
+        self.delete: Callable[[int], None] = lambda for_ms: None
         self.counts: dict[str, int] = {}
         self._errors = BrokerErrors()
         self._slow_calls = SlowCalls(0.0)
@@ -119,6 +121,9 @@ class Faults:
             case NewVersion():
                 self._count("new_version")
                 self.new_version()
+            case Delete():
+                self._count("delete")
+                self.delete(self._before_heal(fault.for_ms))
             case BrokerErrors() | SlowCalls():
                 raise AssertionError(f"{fault} is not a single event")
             case _:

@@ -11,7 +11,7 @@ from sie_stream.sim.parts import Parts
 from sie_stream.sim.processes import BODIES, Supervisor, start_fleet
 from sie_stream.sim.scenario import Scenario
 from sie_stream.sim.scheduler_process import refold
-from sie_stream.sim.traffic import Traffic
+from sie_stream.sim.traffic import USER_TOPICS, Traffic
 from sie_stream.sim.worker_process import kill_engine
 from sie_stream.sim.world import Violation, World
 from topics.catalog import system_topics
@@ -54,12 +54,13 @@ class Run:
         self.parts = Parts(self.settings, scenario.engine, dict(BODIES))
         self.world = World(seed, self.parts.make, trace)
         names = self.settings.topics
-        self.world.log.admin().ensure(system_topics(self.settings))
-        self.traffic = self.parts.traffic = Traffic(self.world, scenario.workload, names)
+        self.world.log.admin().ensure([*system_topics(self.settings), *USER_TOPICS])
+        self.traffic = self.parts.traffic = Traffic(self.world, scenario, names)
         self.checkers = Checkers(self.world, self.traffic, names)
         self.faults = self.parts.faults = Faults(self.world, scenario, names)
         self.faults.kill_engine = kill_engine
         self.faults.new_version = self.traffic.declare_again
+        self.faults.delete = self.traffic.delete
         self.world.strikes = self.faults
         self.world.process_ended = Supervisor(self.world, self.settings).process_ended
         start_fleet(self.world, scenario)

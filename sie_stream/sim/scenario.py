@@ -38,6 +38,8 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     deadline: float = 0.08
     """With a deadline that may pass."""
     avro: float = 0.3
+    bound: float = 0.08
+    """Sent to a topic of the user's own that the first model is bound to."""
     kills_engine: float = 0.0
     hangs_engine: float = 0.0
     raises_in_engine: float = 0.0
@@ -143,7 +145,27 @@ class NewVersion(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     every_ms: Span
 
 
-Fault = Kill | Stop | Pause | JoinLeave | Evict | BrokerErrors | SlowCalls | Hold | SlowEngine | KillEngine | NewVersion
+class Delete(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="delete"):
+    """A model is deleted, and declared again later. Requests for it may be rejected meanwhile, but never lost."""
+
+    every_ms: Span
+    for_ms: Span
+
+
+Fault = (
+    Kill
+    | Stop
+    | Pause
+    | JoinLeave
+    | Evict
+    | BrokerErrors
+    | SlowCalls
+    | Hold
+    | SlowEngine
+    | KillEngine
+    | NewVersion
+    | Delete
+)
 
 
 class Scenario(Struct, frozen=True, forbid_unknown_fields=True):

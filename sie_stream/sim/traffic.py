@@ -7,16 +7,22 @@ import hashlib
 import msgspec
 from msgspec import Raw, Struct
 
-from schemas.codec import encode_cluster, encode_request
-from sie_stream.control import ApplyModel
-from sie_stream.ids import TopicNames, derived_request_id
+from schemas.codec import decode_row, encode_cluster, encode_request
+from sie_stream.control import ApplyModel, DeleteModel, InstanceRow
+from sie_stream.ids import TopicNames, derived_request_id, instance_id
+from sie_stream.ports import TopicSpec
 from sie_stream.records import REQUEST_ID_HEADER, InferenceRequest, LogRecord, LogWrite, header
-from sie_stream.sim.scenario import Workload
+from sie_stream.sim.scenario import Delete, Scenario
 from sie_stream.sim.world import World
 
 NUMBER_HEADER = "sim-number"
 ASK_AGAIN_MS = 100
 BURST_EVERY_MS = 700
+BOUND_MODEL = "m0"
+BOUND_TOPIC = "orders"
+BOUND_GROUP = "orders-group"
+COPIES_TOPIC = "copies"
+USER_TOPICS = (TopicSpec(BOUND_TOPIC, 2, {}), TopicSpec(COPIES_TOPIC, 2, {}))
 MALFORMED: tuple[bytes | None, ...] = (
     b'{"model": "m0", "inputs": ',
     b"\xff\xfe\x00no text",
@@ -52,9 +58,10 @@ def right_answer(request_id: str, inputs: bytes) -> bytes:
 
 
 class Traffic:
-    """Plans every request at the start; sends them once all models have a route."""
+    """Plans every request at the start; sends them once all models have been ready."""
 
-    def __init__(self, world: World, workload: Workload, names: TopicNames) -> None:
+    def __init__(self, world: World, scenario: Scenario, names: TopicNames) -> None:
+        workload = scenario.workload
         self.world = world
         self.names = names
         self.expected: dict[int, Expected] = {}
@@ -64,6 +71,10 @@ class Traffic:
         self.unsent = 0
         self.by_id: dict[str, Expected] = {}
         self._workload = workload
+        self._gone: tuple[str, ...] = ()
+        """How requests may end because their model was deleted."""
+        if any(isinstance(fault, Delete) for fault in scenario.faults):
+            self._gone = ("rejected", "failed")
         self._versions = dict.fromkeys(self.models, 0)
         self._writer = world.log.plain_writer(client="user")
         self._plan: list[tuple[int, LogWrite]] = []
@@ -101,12 +112,23 @@ class Traffic:
             },
             "output_schema": {"type": "object", "properties": {"y": {"type": "string"}}, "required": ["y"]},
         }
+        if model == BOUND_MODEL:
+            spec["kafka_input"] = {"topic": BOUND_TOPIC, "group_id": BOUND_GROUP, "value_deserializer": "json"}
+            spec["kafka_output"] = {"topic": COPIES_TOPIC, "value_serializer": "avro"}
         self.world.note(f"declare {model} {spec['version']} replicas {spec['replicas']}")
         command = ApplyModel(Raw(msgspec.json.encode(spec)), "simulator")
         self._writer.write([LogWrite(self.names.cluster, encode_cluster(command), partition=0)])
 
     def declare_again(self) -> None:
         self.declare(self.world.random.choice(self.models))
+
+    def delete(self, for_ms: int) -> None:
+        """Delete a model and declare it again later."""
+        model = self.world.random.choice(self.models)
+        self.world.note(f"delete {model} for {for_ms} ms")
+        command = DeleteModel(model, "simulator")
+        self._writer.write([LogWrite(self.names.cluster, encode_cluster(command), partition=0)])
+        self.world.after(for_ms, lambda: self.declare(model))
 
     def ordered(self, model: str) -> bool:
         return int(model[1:]) % 3 == 1
@@ -120,8 +142,12 @@ class Traffic:
         if chance.random() < load.bursts:
             at_ms -= at_ms % BURST_EVERY_MS - chance.randrange(20)
         luck = chance.random()
-        malformed = luck < load.malformed
-        request = self._malformed(number, key) if malformed else self._well_formed(number, key, luck - load.malformed)
+        if chance.random() < load.bound:
+            request = self._bound(number, key)
+        elif luck < load.malformed:
+            request = self._malformed(number, key)
+        else:
+            request = self._well_formed(number, key, luck - load.malformed)
         self._plan.append((at_ms, request))
         # Without a key the copy may land on another partition, which another process may read: not deduplicated.
         if key is not None and self.expected[number].request_id and chance.random() < load.duplicates:
@@ -161,8 +187,14 @@ class Traffic:
         )
         value = encode_request(request) if chance.random() < load.avro else msgspec.json.encode(request)
         answer = inputs if "ok" in statuses else None
-        self._expect(number, Expected(request_id, statuses, answer, dead_letter))
+        self._expect(number, Expected(request_id, statuses + self._gone, answer, dead_letter))
         return LogWrite(self.names.requests, value, key, None, ((NUMBER_HEADER, str(number).encode()),))
+
+    def _bound(self, number: int, key: bytes | None) -> LogWrite:
+        """Bare inputs on the user's own topic."""
+        inputs = b'{"x":%d}' % self.world.random.randrange(1_000_000)
+        self._expect(number, Expected("", ("ok", *self._gone), inputs))
+        return LogWrite(BOUND_TOPIC, inputs, key, None, ((NUMBER_HEADER, str(number).encode()),))
 
     def _maybe_unfit(self, request_id: str) -> tuple[tuple[str, ...], bool]:
         """Statuses of a request that engines may not survive, and whether it is to be dead-lettered."""
@@ -185,13 +217,18 @@ class Traffic:
             self.by_id[expected.request_id] = expected
 
     def _start(self) -> None:
-        routed = {record.key for record in self.world.log.visible(self.names.routes) if record.value is not None}
-        if not all(model.encode() in routed for model in self.models):
+        ready = self._ready()
+        if not all(model in ready for model in self.models):
             self.world.after(ASK_AGAIN_MS, self._start)
             return
-        self.world.note("all models have a route")
+        self.world.note("all models are ready")
         for after_ms, write in self._plan:
-            self.world.after(after_ms + 1, lambda write=write: self._send(write))
+            self.world.after(ASK_AGAIN_MS + after_ms, lambda write=write: self._send(write))
+
+    def _ready(self) -> dict[str, None]:
+        """Models that were ready at some time. Before that a request may be refused: ingress may not know it yet."""
+        rows = [decode_row(one.value, InstanceRow) for one in self.world.log.visible(self.names.instances) if one.value]
+        return {row.model: None for row in rows if row.status == "ready"}
 
     def _send(self, write: LogWrite) -> None:
         self.unsent -= 1
@@ -200,19 +237,23 @@ class Traffic:
     # ------------------------------------------------------------ what checkers ask
 
     def id_of(self, record: LogRecord) -> str:
-        """Request id of a record of sie.requests: the one it was given, or its place."""
+        """Request id of a record that a user sent: the one it was given, or its place."""
         number = header(record.headers, NUMBER_HEADER)
         assert number is not None, record
         expected = self.expected[int(number)]
         if expected.request_id:
             return expected.request_id
         request_id = derived_request_id(record.topic, record.partition, record.offset)
+        if record.topic == BOUND_TOPIC:
+            request_id += ":" + instance_id(BOUND_MODEL)
         self.by_id[request_id] = expected
         return request_id
 
     def everything_sent(self) -> dict[str, Expected]:
         """All requests in the log, by id."""
-        return {self.id_of(record): self.expectation(record) for record in self.world.log.visible(self.names.requests)}
+        sent = [record for topic in self.sources() for record in self.world.log.visible(topic)]
+        return {request_id: self.by_id[request_id] for request_id in map(self.id_of, sent)}
 
-    def expectation(self, record: LogRecord) -> Expected:
-        return self.by_id[self.id_of(record)]
+    def sources(self) -> tuple[str, str]:
+        """Topics that users write to."""
+        return self.names.requests, BOUND_TOPIC

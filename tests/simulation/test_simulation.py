@@ -89,6 +89,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "broker_hiccup",
         "calm",
         "chaos",
+        "deletes",
         "duplicate_deliveries",
         "handover",
         "ingress_kills",
