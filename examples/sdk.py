@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from sie_stream.client import AsyncClient, Client, Request
+from sie_stream import AsyncClient, Client, Request
 
 ROOT = Path(__file__).parent.parent
 

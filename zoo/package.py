@@ -96,7 +96,7 @@ def write_package(recipe: Recipe, folder: Path, package: Package, factory: Facto
     baselines = [_measure(model, loaded_bytes, resident, package.samples, size) for size in package.batches]
     declaration = _declaration(recipe, package, digest, baselines, launch.backend)
     (folder / "model-spec.yaml").write_text(yaml.safe_dump(declaration, sort_keys=False, width=120, allow_unicode=True))
-    _write_lines(folder / "samples.jsonl", [{"inputs": sample.inputs} for sample in package.samples])
+    _write_lines(folder / "samples.jsonl", [sample.inputs for sample in package.samples])
     golden = zip(package.samples[:GOLDEN], answers, strict=False)
     _write_lines(folder / "golden.jsonl", [_golden(sample, answer, package.tolerance) for sample, answer in golden])
     metrics = {**package.metrics, **(package.judge(answers) if package.judge else {})}

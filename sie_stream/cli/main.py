@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def common(
 
 def main() -> None:
     """Entry point: expected errors become one line on standard error and exit code 1."""
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")  # passing trouble of Kafka clients is not news here
     try:
         app()
     except SieError as error:

@@ -101,6 +101,11 @@ def _table(connection: Connection, topic: str, row_type: type[Any]) -> list[Any]
         reader.close()
 
 
+def plain(row: msgspec.Struct) -> dict[str, Any]:
+    """A row as dictionaries and lists; JSON texts inside it become objects."""
+    return msgspec.json.decode(msgspec.json.encode(row))
+
+
 def model_rows(connection: Connection) -> Rows:
     rows = []
     for row in _table(connection, connection.settings.topics.models, ModelRow):
@@ -127,7 +132,7 @@ def model_rows(connection: Connection) -> Rows:
 def instance_rows(connection: Connection) -> Rows:
     rows = []
     for row in _table(connection, connection.settings.topics.instances, InstanceRow):
-        found = msgspec.to_builtins(row)
+        found = plain(row)
         found["ready_replicas"] = f"{sum(r.state == 'ready' for r in row.replicas)}/{len(row.replicas)}"
         found["workers"] = [replica.worker for replica in row.replicas]
         rows.append(found)
@@ -137,7 +142,7 @@ def instance_rows(connection: Connection) -> Rows:
 def placement_rows(connection: Connection) -> Rows:
     rows = []
     for row in _table(connection, connection.settings.topics.placements, PlacementRow):
-        found = msgspec.to_builtins(row)
+        found = plain(row)
         found["replicas"] = [f"{r.worker}:{r.device}" for r in row.replicas]
         found["partitions"] = [f"{p.partition}->{p.worker}" for p in row.partitions]
         rows.append(found)
@@ -145,7 +150,7 @@ def placement_rows(connection: Connection) -> Rows:
 
 
 def route_rows(connection: Connection) -> Rows:
-    return [msgspec.to_builtins(row) for row in _table(connection, connection.settings.topics.routes, RouteRow)]
+    return [plain(row) for row in _table(connection, connection.settings.topics.routes, RouteRow)]
 
 
 def topic_rows(connection: Connection) -> Rows:

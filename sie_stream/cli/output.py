@@ -29,7 +29,12 @@ BootstrapOption = Annotated[
     ),
 ]
 
+PIPE_WIDTH = 200
+"""Columns of a table that goes to a file or a pipe: whoever reads it there can scroll."""
+
 console = Console()
+if not console.is_terminal:
+    console = Console(width=PIPE_WIDTH)
 error_console = Console(stderr=True)
 
 

@@ -20,7 +20,6 @@ from sie_stream.cli.output import (
     console,
     error_console,
     show_json,
-    show_rows,
 )
 from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
@@ -28,7 +27,6 @@ from sie_stream.client.sync_client import Client, Submission
 from sie_stream.errors import ConfigError
 
 CHUNK = 500
-RESULT_COLUMNS = ["request_id", "status", "model", "version", "outputs", "error", "total_ms"]
 
 
 def produce(
@@ -182,29 +180,21 @@ def show_results(found: list[InferenceResult], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json([msgspec.to_builtins(result) for result in found])
         return
-    rows = [
-        {
-            "request_id": result.request_id,
-            "status": result.status,
-            "model": result.model,
-            "version": result.version,
-            "outputs": _short(json.dumps(result.outputs)) if result.outputs is not None else None,
-            "error": f"{result.error.code}: {result.error.message}" if result.error else None,
-            "total_ms": f"{result.timings_ms.total:.1f}",
-        }
-        for result in found
-    ]
-    show_rows(rows, RESULT_COLUMNS, output, empty="no results")
+    if not found:
+        console.print("no results")
+    for result in found:
+        typer.echo(_line(result))
 
 
 def _line(result: InferenceResult) -> str:
-    body = (
-        json.dumps(result.outputs)
-        if result.ok
-        else (f"{result.error.code}: {result.error.message}" if result.error else "")
-    )
-    return f"{result.request_id}  {result.status:<8}  {result.model}@{result.version}  {_short(body)}"
+    """One result for people: what was asked, how it ended, how long it took, and the answer or the reason below."""
+    model = f"{result.model}@{result.version}" if result.version else result.model
+    head = f"{result.request_id}  {result.status:<8}  {model or '-'}  {result.timings_ms.total:.1f} ms"
+    if result.error is not None:
+        field = f" (field {result.error.field})" if result.error.field else ""
+        return f"{head}\n    {result.error.code}: {result.error.message}{field}"
+    return f"{head}\n    {_short(json.dumps(result.outputs))}"
 
 
-def _short(text: str, size: int = 100) -> str:
+def _short(text: str, size: int = 240) -> str:
     return text if len(text) <= size else text[: size - 3] + "..."
