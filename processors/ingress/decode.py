@@ -158,10 +158,14 @@ def header_request_id(record: LogRecord) -> str:
 
 def remembered_id(record: LogRecord, bound: Bound | None) -> str:
     """The id by which a record read back from the log is remembered, or empty: header first, else a minimal decode."""
-    if record.headers:
-        given = header_request_id(record)
-        if given:
-            return given
+    headers = record.headers
+    if headers:
+        name, given = headers[0]
+        if name == REQUEST_ID_HEADER and len(given) <= NAME_CHARS_MAX and given.isascii():
+            return given.decode()
+        found = header_request_id(record)
+        if found:
+            return found
     value = record.value
     if not value or (bound is not None and not bound.deserializer.startswith("request-")):
         return ""

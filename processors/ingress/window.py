@@ -55,14 +55,9 @@ class WindowReader:
             bound = bound_to.get(partition.topic)
             shift_ms = now_ms - ends_ms
             for records in self._records(reader, partition, start, committed):
-                entries = []
-                for record in records:
-                    if record.offset >= committed:
-                        break
-                    given = remembered_id(record, bound)
-                    if given:
-                        entries.append((given, min(now_ms, record.timestamp_ms + shift_ms)))
-                yield partition.topic, tuple(entries)
+                if records[-1].offset >= committed:
+                    records = [record for record in records if record.offset < committed]
+                yield partition.topic, _entries(records, bound, shift_ms, now_ms)
             self._known[partition] = committed
 
     def _waiting_since_ms(self, reader: LogReader, partition: TopicPartition, committed: int, now_ms: int) -> int:
@@ -91,6 +86,19 @@ class WindowReader:
                     yield records
         finally:
             reader.unassign([partition])
+
+
+def _entries(
+    records: Sequence[LogRecord], bound: Bound | None, shift_ms: int, now_ms: int
+) -> tuple[tuple[str, int], ...]:
+    """(request id, time) of the records that have an id. A timestamp of the future counts as now."""
+    return tuple(
+        [
+            (given, at_ms if (at_ms := record.timestamp_ms + shift_ms) < now_ms else now_ms)
+            for record in records
+            if (given := remembered_id(record, bound))
+        ]
+    )
 
 
 def start_at_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -18,6 +19,8 @@ from sie_stream.ports import GroupReader, LogReader
 from sie_stream.records import CommittedOffset, LogWrite
 
 RECORD_BYTES_MAX = 1_000_000
+STUCK_AFTER_S = 2.0
+"""How long after its own timeout a call counts as lost."""
 QUEUE_BUDGET_S = 10.0
 """How long a full local queue may hold write() up."""
 UNKNOWN_BUDGET_S = 2.0
@@ -133,6 +136,9 @@ class KafkaTransactionalWriter:
         self._init_budget_ms = init_budget_ms
         self._fenced: Fenced | None = None
         self._open = False
+        self._stuck = False
+        self._readers: list[KafkaReader] = []
+        """Readers whose group coordinator has answered."""
         self.transactional_id = transactional_id
 
     def init(self) -> None:
@@ -166,12 +172,52 @@ class KafkaTransactionalWriter:
             ClientPartition(topic, partition, committed.offset, committed.metadata)
             for (topic, partition), committed in offsets.items()
         ]
+        self._await_coordinator(reader, offsets)
         membership = reader.membership()
         self._call(
             "send offsets",
-            lambda timeout_s: self._producer.send_offsets_to_transaction(positions, membership, timeout_s),
+            lambda timeout_s: self._watched(
+                lambda: self._producer.send_offsets_to_transaction(positions, membership, timeout_s), timeout_s
+            ),
             self._budget_ms,
         )
+
+    def _await_coordinator(self, reader: LogReader | GroupReader, offsets: Iterable[TopicPartition]) -> None:
+        """Before the first offsets of a group without members: make sure that its coordinator is up (see _watched)."""
+        if isinstance(reader, KafkaReader) and not any(known is reader for known in self._readers):
+            one = list(offsets)[:1]
+
+            def ask() -> None:
+                reader.committed(one)
+
+            retry_until(self._budget_ms, ask)
+            self._readers.append(reader)
+
+    def _watched(self, call: Callable[[], None], timeout_s: float) -> None:
+        """Run a call that may never return, on a thread of its own (0.1 ms). Raises FatalLogError when it does not.
+
+        librdkafka 2.16 gives up on the group's coordinator after three FindCoordinator answers of "not available"
+        (15 ms with our short backoff, seen while a broker starts), and then forgets whom it should have told: the
+        call waits for ever, whatever its timeout. The client is lost; a new one settles the transaction.
+        """
+        outcome: list[Exception | None] = []
+
+        def run() -> None:
+            try:
+                call()
+            except KafkaException as raised:
+                outcome.append(raised)
+            else:
+                outcome.append(None)
+
+        thread = threading.Thread(target=run, name="send_offsets", daemon=True)
+        thread.start()
+        thread.join(timeout_s + STUCK_AFTER_S)
+        if not outcome:
+            self._stuck = True
+            raise FatalLogError(f"send offsets of {self.transactional_id}: no answer long after {timeout_s:.0f} s")
+        if outcome[0] is not None:
+            raise outcome[0]
 
     def commit(self) -> None:
         """Raises TransactionAborted (call abort()), RecordTooLarge (the topic's limit is lower than ours; call
@@ -197,6 +243,8 @@ class KafkaTransactionalWriter:
 
     def close(self) -> None:
         """An open transaction is aborted. A fenced writer has nothing left to say: its client is just dropped."""
+        if self._stuck:
+            return  # closing would wait for the call that never returns
         self._producer.purge()
         if self._fenced is None:
             close_producer(self._producer)
