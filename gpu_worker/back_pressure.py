@@ -1,15 +1,18 @@
 """Pausing partitions, so that memory stays flat while engines (or transactions) are slower than the topics.
 
 Caps: unfinished offsets of a partition, items of a model, items of the worker (less for lower lanes, so that P0 always
-finds room), bytes of all those items, and results that wait for a transaction. A paused partition resumes well below
-the caps, because the client throws its prefetched records away. A poll may overshoot a cap by what it returned, at most
-worker_poll_max.
+finds room), bytes of all those items, and results that wait for a transaction. A poll may overshoot a cap by what it
+returned, at most worker_poll_max.
+
+Pausing is dear: the client throws away what it has prefetched, several times what a cap holds, and fetches it again
+after the fetch that is under way, which may wait 100 ms for other partitions. So the full partition of a quick engine
+is waited for: nothing at all is polled until there is room, in a few batches' time, or for HOLD_MS. One of a slow
+engine is paused at once, so as not to stand in the way of the others, and resumes well below the caps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gpu_worker.batching import FAST_BATCH_MS, running_ms
 from gpu_worker.facts import PausePartitions, ResumePartitions
 from gpu_worker.state import Partition
 from gpu_worker.worker_state import WorkerState
@@ -21,9 +24,11 @@ RESUME_AT = 0.5
 """A paused partition resumes when the caps are used to this share."""
 MODEL_FLOOR = 32
 """Every model may hold this many items, however full the worker is."""
-MODEL_SHARE = 8
-"""A model may hold 1/8 of worker_queue_max, or some of its batches if that is more."""
+MODEL_SHARE = 4
+"""A model may hold 1/4 of worker_queue_max, or some of its batches if that is more."""
 BATCHES_PER_MODEL = 4
+HOLD_MS = 100.0
+"""How long all may wait for the full partition of a quick engine."""
 OPEN_BYTES_MAX = 64 * 1024 * 1024
 """Records a worker holds, in bytes: large requests must not add up to the memory of the host."""
 
@@ -36,29 +41,58 @@ def model_open_max(state: WorkerState, model: str) -> int:
 
 
 def apply_back_pressure(state: WorkerState) -> None:
-    """Pause partitions above a cap, resume paused ones that are well below all of them."""
+    """Hold, then pause, partitions above a cap; resume paused ones that are well below all of them."""
     band = _band(state)
-    if not state.touched and band == state.pressure_band:
+    if not state.touched and not state.full_since and band == state.pressure_band:
         return
-    if band != state.pressure_band:
-        state.pressure_band = band
-        looked_at: Iterable[Partition] = list(state.partitions.values())
-    else:
-        looked_at = [one for model in state.touched for one in state.by_model.get(model, {}).values()]
-    state.touched.clear()
     pause: list[TopicPartition] = []
     resume: list[TopicPartition] = []
-    for partition in looked_at:
-        if partition.state != "open":
-            continue
-        full = _is_full(state, partition)
-        if full != partition.paused:
-            partition.paused = full
-            (pause if full else resume).append(partition.partition)
+    for partition in _affected(state, band):
+        place = partition.partition
+        full = partition.state == "open" and _is_full(state, partition)
+        if partition.paused:
+            if not full and partition.state == "open":
+                partition.paused = False
+                resume.append(place)
+        elif not full:
+            state.full_since.pop(place, None)
+        elif _soon(state, partition.model) and state.at_ms - state.full_since.get(place, state.at_ms) < HOLD_MS:
+            state.full_since.setdefault(place, state.at_ms)
+        else:
+            state.full_since.pop(place, None)
+            partition.paused = True
+            pause.append(place)
+    state.touched.clear()
     if pause:
         state.commands.append(PausePartitions(tuple(pause)))
     if resume:
         state.commands.append(ResumePartitions(tuple(resume)))
+
+
+def _affected(state: WorkerState, band: tuple[bool, ...]) -> list[Partition]:
+    """Partitions whose answer may have changed since the last turn."""
+    if band != state.pressure_band:
+        state.pressure_band = band
+        state.full_since = {place: at for place, at in state.full_since.items() if place in state.partitions}
+        return list(state.partitions.values())
+    models = dict.fromkeys(state.touched)
+    for place in list(state.full_since):
+        held = state.partitions.get(place)
+        if held is None:
+            del state.full_since[place]
+        else:
+            models[held.model] = None
+    return [one for model in models for one in state.by_model.get(model, {}).values()]
+
+
+def _soon(state: WorkerState, model: str) -> bool:
+    """Whether room for this model is a matter of milliseconds."""
+    for replica in state.replicas.values():
+        if replica.key.model == model and replica.state == "ready":
+            engine = state.engines[replica.engine]
+            if not engine.suspects and max(engine.batch_ms, running_ms(state, engine)) <= FAST_BATCH_MS:
+                return True
+    return False
 
 
 def _is_full(state: WorkerState, partition: Partition) -> bool:

@@ -109,7 +109,7 @@ class WorkerHost:
     def gather(self) -> Sequence[WorkerEvent]:
         wait = 0.0 if self._events or self._to_position else self.machine.wait_ms()
         records_max = self.machine.records_max
-        if self.machine.busy or self._clock.monotonic_ms() < self._poll_at:
+        if self.machine.busy or not records_max or self._clock.monotonic_ms() < self._poll_at:
             answers = self._engines.poll(wait)
             records = self._poll_work(records_max, 0)
         else:
@@ -130,7 +130,7 @@ class WorkerHost:
         return events
 
     def _poll_work(self, records_max: int, wait_ms: int) -> list[LogRecord]:
-        if self._clock.monotonic_ms() < self._poll_at:
+        if not records_max or self._clock.monotonic_ms() < self._poll_at:
             return []
         try:
             return self._work.poll(records_max, wait_ms)

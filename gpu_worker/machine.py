@@ -78,8 +78,8 @@ class WorkerMachine:
 
     @property
     def records_max(self) -> int:
-        """How many records the next poll may return."""
-        return self.state.settings.worker_poll_max
+        """How many records the next poll may return; 0: none now."""
+        return 0 if self.state.full_since else self.state.settings.worker_poll_max
 
     def wait_ms(self) -> float:
         """How long the next turn may wait for something to happen."""

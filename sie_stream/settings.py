@@ -50,7 +50,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     commit_interval_ms_max: int = 50
     transaction_timeout_ms: int = 10_000
     worker_poll_max: int = 1_000
-    worker_queue_max: int = 4_096
+    worker_queue_max: int = 8_192
     """Work items a worker holds admitted but unfinished; partitions pause above it."""
     partition_open_max: int = 2_048
     """Unfinished offsets of one partition."""

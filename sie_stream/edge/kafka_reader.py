@@ -19,7 +19,7 @@ OFFSET_LATEST = -1
 """Kafka's own numbers in a ListOffsets request; with read_committed, latest is the last stable offset."""
 
 PREFETCH_BYTES = 8 * 1024 * 1024
-PREFETCH_RECORDS = 4_000
+PREFETCH_RECORDS = 10_000
 FETCH_WAIT_MS = 100
 """A newly assigned partition (and a look-up of offsets) waits this long at most for the fetch that is under way.
 

@@ -489,6 +489,18 @@ def test_paused_partitions_resume_and_drain() -> None:
     assert rig.machine.state.open_total == 0
 
 
+def test_a_quick_engine_is_waited_for_and_nothing_is_fetched_twice() -> None:
+    world, rig = serving(None, Settings(worker_queue_max=64, worker_poll_max=50))
+    place = TopicPartition("sie.work.m", 1)
+    world.send(*[work_item(f"r{n}") for n in range(1_000)])
+    waited = 0
+    while len(world.results()) < 1_000:
+        rig.run(1)
+        waited += rig.machine.records_max == 0
+        assert not rig.machine.state.partitions[place].paused
+    assert waited
+
+
 def test_a_blocked_model_does_not_block_another() -> None:
     world = World(Settings(worker_queue_max=64, worker_poll_max=50, engine_batch_timeout_ms=60_000))
     rig = Rig(world, script=EngineScript(hangs={"slow0"}))
