@@ -109,6 +109,7 @@ def _wish(model: ModelState) -> ReplicaWish:
         hosts=tuple(replica.worker for replica in model.present()),
         failed_on=model.failed_on,
         prefer=model.lost_workers,
+        listed=len(model.replicas),
     )
 
 

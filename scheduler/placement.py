@@ -1,8 +1,9 @@
 """Where replicas go: one pure function, `place(problem) -> plan`.
 
-First form: first fit over declared device memory. Wishes are taken in order of priority and name; the devices of each
-are tried from the least to the most loaded, so that the models of a fleet spread over it. The solver of a later issue
-replaces the body of `place` and keeps its signature.
+First form: first fit over declared device memory. The first replica of any model comes before the second of another,
+then wishes are taken in order of priority and name; the devices of each are tried from the least to the most loaded, so
+that the models of a fleet spread over it. The solver of a later issue replaces the body of `place` and keeps its
+signature.
 
 A replica needs a device of a live worker that offers the model's backend, has the memory free, and does not hold
 another replica of the same version. (Partitions name workers: a second replica on the same worker would add nothing.)
@@ -46,6 +47,8 @@ class ReplicaWish(Struct, frozen=True):
     """(worker, device) on which it failed: tried only when nothing else is left."""
     prefer: tuple[str, ...] = ()
     """Workers that held it before and came back."""
+    listed: int = 0
+    """Replicas of the model, of any version, that exist already."""
 
 
 class PlacementProblem(Struct, frozen=True):
@@ -84,7 +87,7 @@ def place(problem: PlacementProblem) -> PlacementPlan:
     placed_on: dict[tuple[str, int], tuple[str, ...]] = {}
     chosen: list[Chosen] = []
     unplaceable: list[Unplaceable] = []
-    for wish in sorted(problem.wishes, key=lambda wish: (wish.priority, wish.model)):
+    for wish in _in_order(problem.wishes):
         hosts = wish.hosts + placed_on.get((wish.model, wish.generation), ())
         order = sorted(range(len(offers)), key=lambda place: _rank(wish, offers[place]))
         taken = next((place for place in order if refusal(wish, hosts, offers[place]) is None), None)
@@ -103,6 +106,17 @@ def place(problem: PlacementProblem) -> PlacementPlan:
             offer, reserved_bytes=offer.reserved_bytes + wish.memory_bytes, replicas=offer.replicas + 1
         )
     return PlacementPlan(tuple(chosen), tuple(unplaceable))
+
+
+def _in_order(wishes: Sequence[ReplicaWish]) -> list[ReplicaWish]:
+    """Fewest replicas first, or one model's second replica could keep another from having any."""
+    earlier: dict[str, int] = {}
+    keyed: list[tuple[int, int, str, int]] = []
+    for number, wish in enumerate(wishes):
+        count = earlier.get(wish.model, 0)
+        earlier[wish.model] = count + 1
+        keyed.append((wish.listed + count, wish.priority, wish.model, number))
+    return [wishes[number] for *_, number in sorted(keyed)]
 
 
 def _rank(wish: ReplicaWish, offer: DeviceOffer) -> tuple[bool, bool, int, int, str, str]:

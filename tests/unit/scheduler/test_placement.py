@@ -48,6 +48,16 @@ def test_higher_priority_is_placed_first() -> None:
     assert plan.unplaceable[0].wish.model == "a"
 
 
+def test_first_replicas_come_before_second_ones() -> None:
+    plan = solve([offer("w0", memory=20), offer("w1", memory=20)], *[wish("a", 20)] * 2, wish("b", 20, priority=2))
+    assert where(plan) == [("a", "w0"), ("b", "w1")]
+
+
+def test_a_model_that_serves_already_waits_for_one_without_any_replica() -> None:
+    plan = solve([offer("w1", memory=20)], wish("a", 20, hosts=("w0",), listed=1), wish("b", 20))
+    assert where(plan) == [("b", "w1")]
+
+
 def test_why_not_names_every_device_and_number() -> None:
     plan = solve(
         [offer("w0", memory=5), offer("w1", reserved=95), offer("w2")], wish("m", backend="torch"), wish("n", memory=10)
