@@ -118,7 +118,8 @@ class SimCluster:
         return {place: group.committed.get(place) for place in places}
 
     def settle_group(self, group: SimGroup) -> None:
-        group.complete({topic: len(partitions) for topic, partitions in self.topics.items()})
+        if group.rebalancing:
+            group.complete({topic: len(partitions) for topic, partitions in self.topics.items()})
 
     # ------------------------------------------------------------ time and faults
 

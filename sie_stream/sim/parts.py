@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sie_stream.settings import Settings
 from sie_stream.sim.faults import Faults
-from sie_stream.sim.scenario import Engine, Role
+from sie_stream.sim.scenario import Engine, Fleet, Role
 from sie_stream.sim.traffic import Traffic
 from sie_stream.sim.world import Body, Lane, World
 
@@ -20,8 +20,9 @@ class MadeOf(Protocol):
 class Parts:
     """Makes bodies. `faults` and `traffic` are set once they exist; tests put broken bodies into `bodies`."""
 
-    def __init__(self, settings: Settings, engine: Engine, bodies: dict[Role, MadeOf]) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, engine: Engine, bodies: dict[Role, MadeOf]) -> None:
         self.settings = settings
+        self.fleet = fleet
         self.engine = engine
         self.bodies = bodies
         self.faults: Faults | None = None

@@ -51,7 +51,7 @@ class Run:
         self.name = name
         self.scenario = scenario
         self.settings: Settings = settings_from({**DEFAULTS, **scenario.settings})
-        self.parts = Parts(self.settings, scenario.engine, dict(BODIES))
+        self.parts = Parts(self.settings, scenario.fleet, scenario.engine, dict(BODIES))
         self.world = World(seed, self.parts.make, trace)
         names = self.settings.topics
         self.world.log.admin().ensure([*system_topics(self.settings), *USER_TOPICS])

@@ -24,6 +24,10 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     requests: int = 100
     over_ms: int = 4_000
     models: int = 3
+    memory_mb: int = 300
+    """Most memory of a model."""
+    replicas: int = 3
+    """Most replicas that a model asks for at least."""
     bursts: float = 0.6
     """Part that comes in bursts, so that batches fill and finish out of order."""
     keys: int = 12
@@ -48,6 +52,8 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     workers: int = 3
+    memory_mb: int = 1_000
+    """Of each worker; a replica takes 100 to workload.memory_mb."""
     ingress: int = 2
     egress: int = 1
     schedulers: int = 1

@@ -22,7 +22,6 @@ from sie_stream.sim.world import Lane, Process, World
 from sie_stream.sim.writers import SimTransactionalWriter
 
 MIB = 1024 * 1024
-MEMORY_MB = 1_000
 STOP_BUDGET_MS = 10_000
 COMMIT_MS = (1, 12)
 
@@ -77,7 +76,7 @@ class WorkerBody:
             incarnation=process.incarnation,
             host="sim",
             pid=1,
-            devices=(Device("cpu:0", "cpu", MEMORY_MB * MIB),),
+            devices=(Device("cpu:0", "cpu", parts.fleet.memory_mb * MIB),),
             backends=("sim",),
             versions={},
         )

@@ -86,6 +86,7 @@ def test_every_scenario_is_understood_and_named_by_its_title(name: str) -> None:
 
 def test_scenarios_cover_what_can_go_wrong() -> None:
     assert scenario_names(SCENARIOS) == [
+        "back_pressure",
         "broker_hiccup",
         "calm",
         "chaos",
@@ -99,6 +100,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "rebalance_storm",
         "scheduler_kills",
         "slow_engine",
+        "tight_memory",
         "worker_kills",
     ]
 
