@@ -157,6 +157,7 @@ def _classifier_encoder(labels: tuple[str, ...], encode: Callable[[object], byte
     )
 
     def encode_all(scores: Matrix) -> list[bytes]:
+        scores = np.clip(scores, 0.0, 1.0)  # ONNX Runtime sums trees in 32 bits and lands on 1.0000004
         winners = scores.argmax(axis=1).tolist()
         return [
             encode(answer_type(labels[winner], row[winner], probabilities_type(*row)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
+
+AnswerT = TypeVar("AnswerT")
+RETRY_S = 0.1
 
 
 def read_to_end(
@@ -20,14 +24,11 @@ def read_to_end(
 
     Raises FatalLogError when the end is not reached in time.
     """
-    partitions = [TopicPartition(topic, number) for number in range(reader.partitions_of(topic))]
-    if not partitions:
-        return
-    ends = reader.end_offsets(partitions)
-    starts = reader.beginning_offsets(partitions) | dict(since or {})
+    deadline = time.monotonic() + timeout_s
+    starts, ends = patiently(lambda: _span(reader, topic, since or {}), deadline)
+    partitions = list(ends)
     left = [partition for partition in partitions if starts[partition] < ends[partition]]
     reader.assign({partition: starts[partition] for partition in left})
-    deadline = time.monotonic() + timeout_s
     try:
         while left:
             try:
@@ -39,6 +40,26 @@ def read_to_end(
                 raise FatalLogError(f"{topic}: did not reach its end within {timeout_s:.0f} s")
     finally:
         reader.unassign([partition for partition in partitions if starts[partition] < ends[partition]])
+
+
+def _span(
+    reader: LogReader, topic: str, since: Mapping[TopicPartition, int]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where to start and where to stop, per partition."""
+    partitions = [TopicPartition(topic, number) for number in range(reader.partitions_of(topic))]
+    ends = reader.end_offsets(partitions)
+    return reader.beginning_offsets(partitions) | dict(since), ends
+
+
+def patiently(call: Callable[[], AnswerT], deadline: float) -> AnswerT:
+    """Call again while Kafka has passing trouble (a broker just came back), until `deadline` (time.monotonic, s)."""
+    while True:
+        try:
+            return call()
+        except Retriable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)
 
 
 def latest_values(reader: LogReader, topic: str) -> dict[str, bytes]:

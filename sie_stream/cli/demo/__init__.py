@@ -97,7 +97,7 @@ class Demonstration:
         self.say = say
         self.note = ""
         self.killed_at: float | None = None
-        self.recovered_s: float | None = None
+        self.orphaned = 0
 
     def run(self, requests: int, rate: int) -> dict[str, Any]:
         """Raises DemoFailed when the proof does not hold."""
@@ -119,7 +119,7 @@ class Demonstration:
         facts = {
             "models": f"{len(self.models)} on {self.cluster.layout.workers} workers",
             "throughput": f"{sent / stream_s:.0f} requests/s over {stream_s:.1f} s, first sent to last answered",
-            "worker killed": f"{VICTIM} by SIGKILL; its models answered again after {self.recovered_s or 0.0:.2f} s",
+            "worker killed": self._recovery(tally),
             "whole demo": f"{time.monotonic() - started:.0f} s",
         }
         if self.say == console.print:
@@ -177,11 +177,21 @@ class Demonstration:
     def _maybe_kill(self, sent: int, total: int, tally: Tally) -> None:
         if self.killed_at is None and sent >= KILL_AT * total:
             assert self.cluster.supervisor is not None
-            pid = self.cluster.supervisor.children[VICTIM].pid
-            os.kill(pid, signal.SIGKILL)
+            child = self.cluster.supervisor.children[VICTIM]
+            os.kill(child.pid, signal.SIGKILL)
             self.killed_at = time.monotonic()
-            self.survivors_before = dict(tally.workers)
-            self.note = f"killed {VICTIM} (pid {pid})"
+            tally.orphan(child.incarnation)
+            self.orphaned = len(tally.orphans)
+            self.note = f"killed {VICTIM} (pid {child.pid}), which served {self.orphaned} models"
+
+    def _recovery(self, tally: Tally) -> str:
+        if self.killed_at is None or not tally.adopted_at:
+            return f"{VICTIM} by SIGKILL; it had answered nothing yet"
+        waits = [at - self.killed_at for at in tally.adopted_at]
+        return (
+            f"{VICTIM} by SIGKILL; of the {self.orphaned} models it served, the first was answered by another "
+            f"after {waits[0]:.2f} s, the last ({len(waits)}) after {waits[-1]:.2f} s"
+        )
 
     def _prove(self) -> dict[str, Any]:
         """The witness runs as a process of its own."""

@@ -30,8 +30,12 @@ class Tally:
         self.statuses: Counter[str] = Counter()
         self.latencies_ms: dict[str, list[float]] = defaultdict(list)
         self.samples: dict[str, InferenceResult] = {}
-        self.workers: Counter[str] = Counter()
-        self.last_result_at: dict[str, float] = {}
+        self.served_by: dict[str, str] = {}
+        """Model -> the worker incarnation that gave its latest answer."""
+        self.orphans: dict[str, str] = {}
+        """Models whose worker incarnation was killed and that nobody has answered for since."""
+        self.adopted_at: list[float] = []
+        """When (time.monotonic) each of them was answered for again."""
         self._service_types = service_types
         self._reader = reader
         self._stopping = threading.Event()
@@ -63,12 +67,21 @@ class Tally:
             result = decode_result(record.value or b"")
             service_type = self._service_types.get(result.model, "unknown")
             self.statuses[result.status] += 1
-            self.workers[result.provenance.worker] += 1
-            self.last_result_at[result.provenance.worker] = time.monotonic()
+            self._note_server(result.model, result.provenance.incarnation)
             if result.status == "ok":
                 self.latencies_ms[service_type].append(result.timings_ms.total)
                 if service_type not in self.samples:
                     self.samples[service_type] = from_record(result)
+
+    def _note_server(self, model: str, incarnation: str) -> None:
+        self.served_by[model] = incarnation
+        if model in self.orphans and self.orphans[model] != incarnation:
+            del self.orphans[model]
+            self.adopted_at.append(time.monotonic())
+
+    def orphan(self, incarnation: str) -> None:
+        """That incarnation was killed: watch who answers for its models next."""
+        self.orphans = {model: served for model, served in self.served_by.items() if served == incarnation}
 
     def close(self) -> None:
         self._stopping.set()
