@@ -1,7 +1,7 @@
 """SIE-Stream: a Scalable Inference Engine as an event-driven pipeline on Apache Kafka.
 
-The SDK is at hand as `from sie_stream import Client`. It is imported on first use: engine processes and pure code import
-this package too, and must not load a Kafka client for it.
+The SDK is at hand as `from sie_stream import Client`. It is imported on first use: engine processes and pure code
+import this package too, and must not load a Kafka client for it.
 """
 
 from importlib import import_module
