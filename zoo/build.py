@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -33,8 +34,9 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 built or nothing to do, 1 some model failed, 2 wrong use, 130 interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes of the pool end as well
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(soft_wrap=True)
     recipes = catalogue()
     if options.only:
         recipes = matching(recipes, options.only)

@@ -84,7 +84,8 @@ def build(recipe: Recipe, folder: Path) -> None:
         judge=lambda answers: judge(truths, answers),
         metrics_about="Measured at build time on the samples whose kind is known.",
         licence=f"{pin.licence} ({pin.title}).",
-        limits="Contents below 8 bytes are not looked at: they are txt or unknown. Only both ends of a file are read.",
+        limits="Contents below 8 bytes are not looked at: they are txt or unknown. Only both ends of a file are "
+        "read. A score moves in the fourth digit with the batch it is computed in.",
         replicas=1,
     )
     write_package(recipe, folder, package, OnnxBackend)

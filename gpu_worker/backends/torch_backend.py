@@ -64,7 +64,7 @@ class TorchBackend:
         return {
             "python": platform.python_version(),
             "numpy": np.__version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         }
 

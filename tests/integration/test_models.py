@@ -101,8 +101,11 @@ def test_file_types_are_those_of_the_original_package() -> None:
     golden = lines(MAGIKA)
     assert len(golden) >= 20
     inputs = [{"inputs": {"content_base64": line["content_base64"]}} for line in golden]
-    answers = model.run([as_input(place, line) for place, line in enumerate(inputs)])
-    for line, answer in zip(golden, answers, strict=True):
-        found = json.loads(answer.outputs or b"")
-        assert (found["label"], found["raw_label"]) == (line["label"], line["raw_label"])
-        assert found["score"] == pytest.approx(line["score"], abs=1e-4)
+    items = [as_input(place, line) for place, line in enumerate(inputs)]
+    alone = [answer for item in items for answer in model.run([item])]
+    # The runtime sums in another order for a batch, so its scores differ a little more.
+    for answers, tolerance in ((alone, 1e-5), (model.run(items), 1e-3)):
+        for line, answer in zip(golden, answers, strict=True):
+            found = json.loads(answer.outputs or b"")
+            assert (found["label"], found["raw_label"]) == (line["label"], line["raw_label"])
+            assert found["score"] == pytest.approx(line["score"], abs=tolerance)
