@@ -12,13 +12,13 @@ from typing import assert_never
 from msgspec import Struct
 
 from processors.ingress.decode import (
+    NAME_CHARS_MAX,
     Bound,
     Limits,
     check_fields,
     decode_bound,
     decode_request,
     header_request_id,
-    id_fits,
     recovered_request_id,
     source_id,
 )
@@ -83,12 +83,13 @@ class IngressCounts(Struct):
 class _Batch:
     """What becomes of the records of one turn."""
 
-    __slots__ = ("now_ms", "remembered", "writes")
+    __slots__ = ("now_ms", "remembered", "routed", "writes")
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
         self.writes: list[LogWrite] = []
         self.remembered: list[str] = []
+        self.routed = 0
 
 
 class IngressMachine:
@@ -148,6 +149,7 @@ class IngressMachine:
                     topic = record.topic
                     bound = self.routes.bound(group_batch.group, topic)
                 self._one(record, bound, batch)
+        self.counts.routed += batch.routed
         return CommitBatch(batch.writes, tuple(offsets), batch.remembered)
 
     def _remember(self, event: WindowRead) -> None:
@@ -180,7 +182,7 @@ class IngressMachine:
             else:
                 request, schema_id = decode_bound(record, bound, self._limits)
             given = request.request_id
-            if given and not id_fits(given):
+            if given and (len(given) > NAME_CHARS_MAX or not given.isprintable()):
                 raise InvalidRequest(
                     "bad_request_id", "request_id must be at most 256 printable characters.", "request_id"
                 )

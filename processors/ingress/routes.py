@@ -31,9 +31,21 @@ class CompiledRoute:
 
     broken: why no request of this model can be served here (a schema or tokenizer that cannot be loaded), or None.
     only: the variant that takes all traffic, or None where keys must be split.
+    plain: nothing but the input_schema has to be looked at.
     """
 
-    __slots__ = ("broken", "check", "generates", "only", "output_topic", "row", "salt", "text_field", "tokeniser")
+    __slots__ = (
+        "broken",
+        "check",
+        "generates",
+        "only",
+        "output_topic",
+        "plain",
+        "row",
+        "salt",
+        "text_field",
+        "tokeniser",
+    )
 
     def __init__(self, row: RouteRow, encoders: TextEncoders, cache: TokenCache) -> None:
         self.row = row
@@ -54,6 +66,7 @@ class CompiledRoute:
                 self.tokeniser = Tokeniser(encoders.get(row.tokenizer, row.tokenizer_digest), cache)
         except (ConfigError, msgspec.DecodeError) as error:
             self.broken = str(error)
+        self.plain = not (self.broken or self.generates or self.tokeniser or row.quota_per_s)
 
     def variant(self, sticky: bytes, version: str) -> VariantRow:
         """The variant that answers. Raises InvalidRequest (unknown_version, no_variant)."""

@@ -18,7 +18,7 @@ from sie_stream.errors import InvalidRequest
 from sie_stream.ids import keyed_hash
 from sie_stream.provenance import KEY_BYTES_MAX
 from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, LogWrite, WorkItem, header
-from sie_stream.routing import PRIORITY_LANES, bucket_of, sticky_key
+from sie_stream.routing import PRIORITY_LANES, bucket_of, partition_of, sticky_key
 from sie_stream.settings import Settings
 
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -69,11 +69,14 @@ class WorkBuilder:
             variant = route.variant(sticky_key(request.session, key, request_id), version)
         deadline_ms = request.deadline_ms or row.deadline_ms
         deadline_at_ms = _deadline_at_ms(record, deadline_ms, now_ms) if deadline_ms else 0
-        inputs, token_ids, parameters, seed = self._inspect(request_id, request, route, now_ms)
+        token_ids = parameters = seed = None
+        inputs = bytes(request.inputs)
+        if not route.plain or self.verify_topics or request.parameters is not None:
+            token_ids, parameters, seed = self._inspect(request_id, request, inputs, route, now_ms)
+        else:
+            self._check(inputs, route)
         lane = row.priority if request.priority is None else PRIORITY_LANES[request.priority]
-        partition = lane
-        if row.width != 1:
-            partition = lane * row.width + bucket_of(sticky_key(request.session, key, request_id), row.width)
+        partition = lane if row.width == 1 else _partition(lane, row.width, request.session, key, request_id)
         value = codec.encode_work(
             WorkItem(
                 request_id,
@@ -109,21 +112,15 @@ class WorkBuilder:
         return LogWrite(row.topic, value, request.session.encode() if request.session else record.key, partition)
 
     def _inspect(
-        self, request_id: str, request: InferenceRequest, route: CompiledRoute, now_ms: int
-    ) -> tuple[bytes, tuple[int, ...] | None, bytes | None, int | None]:
-        """Inputs, token ids, parameters and seed, after everything that looks into them agreed."""
+        self, request_id: str, request: InferenceRequest, inputs: bytes, route: CompiledRoute, now_ms: int
+    ) -> tuple[tuple[int, ...] | None, bytes | None, int | None]:
+        """Token ids, parameters and seed, after everything that looks into the request agreed."""
         row = route.row
         if route.broken:
             raise InvalidRequest("model_unavailable", f"model {row.model!r} cannot be served: {route.broken}", "model")
         if self.verify_topics and not self._topic_exists(row.topic):
             raise InvalidRequest("model_unavailable", f"the work topic {row.topic!r} does not exist.", "model")
-        inputs = bytes(request.inputs)
-        try:
-            route.check(inputs)
-        except InvalidRequest as refusal:
-            check_depth(inputs, self._json_depth_max)
-            field = f"inputs.{refusal.field}" if refusal.field else "inputs"
-            raise InvalidRequest(refusal.code, refusal.message, field) from refusal
+        self._check(inputs, route)
         if row.quota_per_s:
             self._admit(row, request.tenant, now_ms)
         parameters = None if request.parameters is None else bytes(request.parameters)
@@ -131,7 +128,16 @@ class WorkBuilder:
             parameters = None
         token_ids = self._tokens(inputs, route) if route.tokeniser else None
         seed = self._seed(request_id, parameters) if route.generates else None
-        return inputs, token_ids, parameters, seed
+        return token_ids, parameters, seed
+
+    def _check(self, inputs: bytes, route: CompiledRoute) -> None:
+        """Hold the inputs against the input_schema."""
+        try:
+            route.check(inputs)
+        except InvalidRequest as refusal:
+            check_depth(inputs, self._json_depth_max)
+            field = f"inputs.{refusal.field}" if refusal.field else "inputs"
+            raise InvalidRequest(refusal.code, refusal.message, field) from refusal
 
     def _admit(self, row: RouteRow, tenant: str | None, now_ms: int) -> None:
         rate = row.quota_per_s * self.share
@@ -185,6 +191,10 @@ class WorkBuilder:
         else:
             return topic
         raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
+
+
+def _partition(lane: int, width: int, session: str | None, key: bytes, request_id: str) -> int:
+    return partition_of(lane, bucket_of(sticky_key(session, key, request_id), width), width)
 
 
 def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:
