@@ -25,6 +25,7 @@ from sie_stream.sim.scenario import (
     SlowEngine,
     Span,
     Stop,
+    Twin,
 )
 from sie_stream.sim.world import EXIT_KILLED, Killed, Lane, Process, World
 
@@ -110,6 +111,8 @@ class Faults:
                 self._stop(fault)
             case JoinLeave():
                 self._join(fault)
+            case Twin():
+                self._twin(fault)
             case Evict():
                 self._evict(fault)
             case Hold():
@@ -196,6 +199,13 @@ class Faults:
                 now.body.ask_to_stop()
 
         self.world.after(self._before_heal(fault.stay_ms), leave)
+
+    def _twin(self, fault: Twin) -> None:
+        process = self._victim(fault.target)
+        if process is not None and process.restart_ms is not None:
+            self._count(f"twin_{process.role}")
+            self.world.note(f"a twin of {process.name}/{process.incarnation}")
+            self.world.spawn(process.role, process.name, process.restart_ms)
 
     # ------------------------------------------------------------ broker and engines
 

@@ -42,7 +42,11 @@ def load_scenario(name: str, folder: Path = SCENARIOS) -> Scenario:
 
 def run_one(job: Job) -> Outcome:
     name, seed = job
-    return Run(name, load_scenario(name), seed).go()
+    try:
+        return Run(name, load_scenario(name), seed).go()
+    except Exception as error:
+        error.add_note(f"again: make sim SCENARIO={name} SEED={seed}")
+        raise
 
 
 def run_many(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:

@@ -48,6 +48,7 @@ class Run:
     """One world with everything plugged in. Tests replace parts of it before `go`."""
 
     def __init__(self, name: str, scenario: Scenario, seed: int, trace: bool = False) -> None:
+        self.failure: Exception | None = None
         self.name = name
         self.scenario = scenario
         self.settings: Settings = settings_from({**DEFAULTS, **scenario.settings})
@@ -69,7 +70,7 @@ class Run:
         failure = ""
         try:
             self._go()
-        except (AssertionError, LookupError, ValueError, TypeError) as error:
+        except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             # A broken promise, or a bug in what is simulated: the seed repeats it.
             failure = f"{type(error).__name__}: {error}"
             self.failure = error

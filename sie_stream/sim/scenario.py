@@ -102,6 +102,13 @@ class JoinLeave(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind
     stay_ms: Span
 
 
+class Twin(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="twin"):
+    """A second process of the same name starts while the first one lives, as after a split of the network."""
+
+    target: Role
+    every_ms: Span
+
+
 class Evict(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="evict"):
     """The coordinator throws a member out of its group."""
 
@@ -163,6 +170,7 @@ Fault = (
     | Stop
     | Pause
     | JoinLeave
+    | Twin
     | Evict
     | BrokerErrors
     | SlowCalls

@@ -101,6 +101,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "scheduler_kills",
         "slow_engine",
         "tight_memory",
+        "twins",
         "worker_kills",
     ]
 
