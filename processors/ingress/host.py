@@ -33,7 +33,7 @@ from sie_stream.ports import LogReader
 from sie_stream.settings import Settings
 
 IDLE_WAIT_MS = 100
-SHARED_WAIT_MS = 10
+SHARED_WAIT_MS = 5
 """How long an idle turn waits: on the only group, or on each of several."""
 ABORTS_IN_A_ROW_MAX = 100
 
@@ -68,14 +68,14 @@ class IngressHost:
             raise FatalLogError(f"topic {requests!r} does not exist. Create it with `sie-stream topics apply`.")
         self._ports.writer.init()
         rows = self._routes.read_table()
-        self._act(self.machine.decide([RoutesChanged(rows)]))
+        self._apply(rows)
         self._watcher.event("routes_read", rows=len(rows))
 
     def turn(self) -> int:
         """One turn; waits at most IDLE_WAIT_MS. Returns how many records were settled. Raises Fenced, FatalLogError."""
         changed = self._routes.changes()
         if changed:
-            self._act(self.machine.decide([RoutesChanged(changed)]))
+            self._apply(changed)
         self._join_new_topics()
         while self._routes.problems:
             self._watcher.event("route_unreadable", problem=self._routes.problems.pop())
@@ -96,6 +96,13 @@ class IngressHost:
         self._reader.close()
         self._registry_reader.close()
         self._ports.writer.close()
+
+    def _apply(self, changes: tuple[RouteChange, ...]) -> None:
+        before = self.machine.routes.conflicts
+        self._act(self.machine.decide([RoutesChanged(changes)]))
+        conflicts = self.machine.routes.conflicts
+        if conflicts and conflicts != before:
+            self._watcher.event("bindings_ignored", conflicts=conflicts)
 
     # ------------------------------------------------------------------------------------------------ gather
 
@@ -165,8 +172,6 @@ class IngressHost:
                     self._sources.pop(command.group).reader.close()
                 case CommitBatch():
                     done = self._promise(command)
-        if self.machine.routes.conflicts:
-            self._watcher.event("bindings_ignored", conflicts=self.machine.routes.conflicts)
         return done
 
     def _subscribe(self, command: Subscribe) -> None:

@@ -58,6 +58,9 @@ class WindowReader:
                 if records[-1].offset >= committed:
                     records = [record for record in records if record.offset < committed]
                 yield partition.topic, _entries(records, bound, shift_ms, now_ms)
+                # Kept as it goes, so that a long read that a rebalance interrupts goes on where it stopped.
+                if records:
+                    self._known[partition] = records[-1].offset + 1
             self._known[partition] = committed
 
     def _waiting_since_ms(self, reader: LogReader, partition: TopicPartition, committed: int, now_ms: int) -> int:
