@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from processors.follow import RegistryFollower, RouteChange, RouteFollower
+from processors.follow import RouteChange, RouteFollower
 from processors.ingress.events import (
     BatchAborted,
     BatchTooLarge,
