@@ -33,7 +33,8 @@ def follow_partitions(state: WorkerState, model: str, row: PlacementRow | None) 
 def _follow_one(state: WorkerState, model: str, place: TopicPartition, placed: PartitionPlacement) -> None:
     held = state.partitions.get(place)
     releasing = placed.state == "releasing"
-    if held is not None and held.placement_epoch != placed.placement_epoch and not releasing:
+    if held is not None and held.placement_epoch != placed.placement_epoch:
+        # The scheduler has that assignment released. What we report must carry the epoch of the one in the row.
         close_partition(state, held)
         held = None
     if held is None:
