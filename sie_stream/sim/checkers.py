@@ -42,6 +42,8 @@ class Checkers:
         self.copies: dict[str, LogRecord] = {}
         self.letters: dict[str, int] = {}
         self.decisions: dict[str, bytes] = {}
+        self.marks: dict[str, int] = {}
+        """What happened, and how often: kinds of decisions, and the rarer things that hosts do."""
         self.transactions = 0
         self._work_prefix = names.work("")
         self._committed: dict[tuple[str, TopicPartition], int] = {}
@@ -66,6 +68,9 @@ class Checkers:
                 self._moved(group, place, committed, client)
         self.world.note(f"commit {client}: {records} records, {_positions(transaction.offsets)}")
 
+    def _mark(self, what: str) -> None:
+        self.marks[what] = self.marks.get(what, 0) + 1
+
     # ------------------------------------------------------------ records
 
     def _saw(self, record: LogRecord, client: str) -> None:
@@ -82,7 +87,10 @@ class Checkers:
             self._decided(record)
         elif topic == self.names.placements:
             self._placed(record)
+        elif topic == self.names.snapshots:
+            self._mark("snapshot")
         elif topic == self.names.deadletter:
+            self._mark("dead_letter")
             request_id = decode_deadletter(record.value).request_id
             self.letters[request_id] = self.letters.get(request_id, 0) + 1
 
@@ -95,6 +103,7 @@ class Checkers:
 
     def _copied(self, request_id: str, record: LogRecord) -> None:
         """The user's own topic gets every result once, in the transaction of the terminal record."""
+        self._mark("copy")
         before = self.copies.setdefault(request_id, record)
         if before is not record:
             raise Violation(f"copy of {request_id} twice: {_at(before)} and {_at(record)}")
@@ -144,6 +153,7 @@ class Checkers:
     def _decided(self, record: LogRecord) -> None:
         decided = decode_decision(record.value)
         decision = decided.decision
+        self._mark(decided.kind)
         self.world.note(f"{decision} {decided.kind} {decided.subject} {decided.chosen}")
         if decision in self.decisions:
             raise Violation(f"decision {decision} twice; the second at {_at(record)}")
@@ -174,6 +184,8 @@ class Checkers:
             done = decode(committed.offset, committed.metadata)
             if done is None or len(committed.metadata) > METADATA_CHARS_MAX:
                 raise Violation(f"{client} committed metadata of {_text(place)} that cannot be read")
+            if done:
+                self._mark("metadata")
             for first, end in done:
                 self._all_handled(partition, first, min(end, partition.end), client)
         if group in (self.names.worker_group, self.names.ingress_group, self.names.egress_group, BOUND_GROUP):

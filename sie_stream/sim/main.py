@@ -85,6 +85,7 @@ def report_failure(outcome: Outcome) -> str:
 def summary(outcomes: Iterable[Outcome], took_s: float) -> str:
     seeds = requests = transactions = failed = 0
     faults: dict[str, int] = {}
+    marks: dict[str, int] = {}
     for outcome in outcomes:
         seeds += 1
         requests += outcome.requests
@@ -92,10 +93,13 @@ def summary(outcomes: Iterable[Outcome], took_s: float) -> str:
         failed += bool(outcome.failure)
         for name, count in outcome.faults.items():
             faults[name] = faults.get(name, 0) + count
+        for name, count in outcome.marks.items():
+            marks[name] = marks.get(name, 0) + count
+    seen = ", ".join(f"{count} {name}" for name, count in sorted(marks.items()))
     what = ", ".join(f"{count} {name}" for name, count in sorted(faults.items()))
     return (
         f"{seeds} worlds ({seeds / max(took_s, 1e-9):.1f}/s), {requests} requests, {transactions} transactions, "
-        f"{failed} failed. Faults: {what or 'none'}"
+        f"{failed} failed.\nFaults: {what or 'none'}.\nSeen: {seen}."
     )
 
 

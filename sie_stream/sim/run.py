@@ -39,6 +39,7 @@ class Outcome(Struct, frozen=True):
     transactions: int
     statuses: dict[str, int]
     faults: dict[str, int]
+    marks: dict[str, int]
     exits: dict[int, int]
     digest: str
     tail: list[str]
@@ -102,6 +103,7 @@ class Run:
             transactions=self.checkers.transactions,
             statuses=dict(sorted(statuses.items())),
             faults=dict(sorted(self.faults.counts.items())),
+            marks=dict(sorted(self.checkers.marks.items())),
             exits=dict(sorted(self.world.exits.items())),
             digest=self.world.digest(),
             tail=list(self.world.tail),

@@ -39,9 +39,11 @@ def test_all_seeds() -> None:
     failures = []
     statuses: set[str] = set()
     faults: set[str] = set()
+    marks: set[str] = set()
     for outcome in run_many(mixed_jobs(SEEDS), os.cpu_count() or 1):
         statuses.update(outcome.statuses)
         faults.update(outcome.faults)
+        marks.update(outcome.marks)
         if outcome.failure:
             failures.append(outcome)
     assert not failures, f"{len(failures)} worlds failed\n" + "\n\n".join(map(report_failure, failures[:REPORTS_MAX]))
@@ -51,6 +53,11 @@ def test_all_seeds() -> None:
             *("kill_worker", "kill_ingress", "kill_egress", "kill_scheduler", "pause_worker", "pause_ingress"),
             *("stop_worker", "stop_ingress", "join_ingress", "join_worker", "evict", "hold", "slow_call", "retriable"),
             *("aborted", "commit_answer_lost", "commit_request_lost", "slow_engine", "kill_engine", "new_version"),
+            *("twin_worker", "twin_ingress", "delete", "in_write", "in_send_offsets", "in_commit", "in_poll"),
+        }
+        assert marks >= {
+            *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
+            *("replica_draining", "model_deleted", "scheduler_elected", "snapshot", "metadata", "copy", "dead_letter"),
         }
 
 
