@@ -30,6 +30,7 @@ STOP_ORDER = ("bridge", "ingress", "worker", "egress", "scheduler")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 Say = Callable[[str], None]
+Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,14 @@ class Layout:
 class Cluster:
     """A running set of processes, with its own broker unless settings name a Kafka. Always `stop()` it."""
 
-    def __init__(self, settings: Settings, layout: Layout, say: Say = lambda _text: None) -> None:
+    def __init__(
+        self, settings: Settings, layout: Layout, say: Say = lambda _text: None, check: Check = lambda: None
+    ) -> None:
+        """`check` is called while the start waits; it raises Interrupted when the start is to be given up."""
         self.state_dir = Path(settings.state_dir).absolute()
         self.layout = layout
         self._say = say
+        self._check = check
         self.broker: EmbeddedBroker | None = None
         self.settings = settings
         self.supervisor: Supervisor | None = None
@@ -97,10 +102,11 @@ class Cluster:
         self.environment = settings_environment(child_settings)
         self.supervisor = Supervisor(self.state_dir / "logs", self.environment, self._report_exit)
         for spec in self.layout.processes():
+            self._check()
             self._say(spec.name)
             self.supervisor.start(spec)
         self.save_state(ready=False)
-        self.supervisor.wait_ready(READY_TIMEOUT_S)
+        self.supervisor.wait_ready(READY_TIMEOUT_S, self._check)
         self.save_state(ready=True)
 
     def save_state(self, *, ready: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 from sie_stream.cli.cluster import Cluster, Layout, start_detached
 from sie_stream.cli.output import OutputFormat, OutputOption, console, show_json, show_rows
 from sie_stream.edge.env_settings import load_settings
-from sie_stream.edge.stop import StopFlag
+from sie_stream.edge.stop import Interrupted, StopFlag
 from sie_stream.edge.supervisor import RunState, process_alive
 
 WATCH_EVERY_S = 0.1
@@ -47,9 +47,8 @@ def up(
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
         return
     stop = StopFlag.on_signals()
-    cluster = Cluster(
-        settings, Layout(workers=workers, ingress=ingress), say=lambda text: console.print(f"[dim]{text}[/]")
-    )
+    layout = Layout(workers=workers, ingress=ingress)
+    cluster = Cluster(settings, layout, say=lambda text: console.print(f"[dim]{text}[/]"), check=stop.check)
     try:
         cluster.start()
         state = RunState.load(cluster.state_dir)
@@ -59,6 +58,8 @@ def up(
         while not stop:
             cluster.watch()
             time.sleep(WATCH_EVERY_S)
+    except Interrupted:
+        pass  # asked to stop while starting: what was started is stopped below
     finally:
         console.print("stopping")
         cluster.stop()

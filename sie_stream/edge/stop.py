@@ -6,8 +6,16 @@ import signal
 import threading
 from types import FrameType
 
+from sie_stream.errors import SieError
+
 EXIT_FENCED = 75
 """Exit code of a process that was fenced (EX_TEMPFAIL): its supervisor starts a new incarnation."""
+
+
+class Interrupted(SieError):
+    """Somebody pressed Ctrl-C, or asked this process to stop."""
+
+    code = "interrupted"
 
 
 class StopFlag:
@@ -28,6 +36,11 @@ class StopFlag:
 
     def set(self) -> None:
         self._event.set()
+
+    def check(self) -> None:
+        """Raises Interrupted once the process was asked to stop; for waits that can be given up."""
+        if self:
+            raise Interrupted("interrupted")
 
     def __bool__(self) -> bool:
         return self._event.is_set()

@@ -26,7 +26,7 @@ from sie_stream.cli.demo.traffic import DemoModel, load_models, plan
 from sie_stream.cli.output import OutputFormat, OutputOption, console, error_console, show_json
 from sie_stream.client.requests import Request, to_write
 from sie_stream.edge.env_settings import load_settings
-from sie_stream.edge.stop import StopFlag
+from sie_stream.edge.stop import Interrupted, StopFlag
 from sie_stream.errors import SieError
 
 MODELS_MIN = 117
@@ -41,10 +41,6 @@ class DemoFailed(SieError):
     """The demo did not show what it promises."""
 
     code = "demo_failed"
-
-
-class Interrupted(SieError):
-    """Ctrl-C."""
 
 
 def demo(
@@ -72,7 +68,7 @@ def demo(
         shutil.rmtree(state_dir, ignore_errors=True)
     settings = msgspec.structs.replace(settings, state_dir=str(state_dir))
     say = console.print if output is OutputFormat.TABLE else error_console.print
-    cluster = Cluster(settings, Layout(workers=workers), say=lambda text: say(f"[dim]  {text}[/]"))
+    cluster = Cluster(settings, Layout(workers=workers), lambda text: say(f"[dim]  {text}[/]"), stop.check)
     show = Demonstration(cluster, models, stop, say)
     try:
         report = show.run(rate * seconds, rate)
@@ -136,8 +132,7 @@ class Demonstration:
             )
 
     def _tick(self) -> None:
-        if self.stop:
-            raise Interrupted("interrupted")
+        self.stop.check()
         self.cluster.watch()
 
     def _stream(self, requests: list[Request], rate: int, tally: Tally) -> tuple[int, float]:
