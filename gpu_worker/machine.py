@@ -122,6 +122,8 @@ class WorkerMachine:
                 state.now_ms = event.now_ms
                 state.at_ms = event.at_ms
             case RecordsPolled():
+                if len(event.records) >= state.settings.worker_poll_max:
+                    state.pacer.fell_behind(state.at_ms)
                 admit(state, event.records)
             case BatchCompleted():
                 on_batch_completed(state, engine_of(state, event.engine), event)

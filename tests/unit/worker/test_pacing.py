@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker.pacing import CommitPacer
+from gpu_worker.pacing import BEHIND_FOR_MS, BEHIND_INTERVAL_MS, CommitPacer
 
 
 def pacer() -> CommitPacer:
@@ -59,3 +59,12 @@ def test_the_measured_duration_feeds_the_interval() -> None:
     for _ in range(50):
         one.succeeded(30.0)
     assert one.interval_ms(1) == pytest.approx(30.0, abs=1.5)
+
+
+def test_a_worker_behind_its_topics_commits_rarely_and_only_then() -> None:
+    one = pacer()
+    one.started(1_000.0)
+    one.fell_behind(1_000.0)
+    one.pending(1_001.0)
+    assert one.due_in_ms(1_010.0, 5_000, None) == pytest.approx(1_000.0 + BEHIND_INTERVAL_MS - 1_010.0)
+    assert one.due_in_ms(1_000.0 + BEHIND_FOR_MS, 5_000, None) == 0.0
