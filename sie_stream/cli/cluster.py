@@ -161,7 +161,9 @@ class Cluster:
                 self._say(f"{name} did not stop in time and was killed")
         if self.broker is not None:
             self.broker.stop()
-        RunState.clear(self.state_dir)
+        running = RunState.load(self.state_dir)
+        if running is not None and running.supervisor_pid == os.getpid():  # never that of an `up` that refused us
+            RunState.clear(self.state_dir)
 
 
 def start_detached(arguments: list[str], state_dir: Path, timeout_s: float = 180.0) -> RunState:

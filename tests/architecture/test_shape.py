@@ -24,7 +24,10 @@ ARCHITECTURE_LINES_MAX = 250
 
 # "file::function" or "file" -> lines it has today. Never raise a number; lower it when the thing shrinks.
 LONG_FUNCTIONS: dict[str, int] = {}
-LONG_FILES: dict[str, int] = {}
+LONG_FILES: dict[str, int] = {
+    "tests/unit/scheduler/test_machine.py": 513,
+    "tests/unit/worker/test_worker.py": 576,
+}
 BROAD_HANDLERS: dict[str, int] = {
     "gpu_worker/edge/commit_thread.py": 1,  # the thread's outermost frame: the loop raises it again
     "gpu_worker/edge/engine_process.py": 3,  # what a backend raises is an answer to the host; outermost frame
@@ -74,7 +77,7 @@ def test_functions_are_short() -> None:
     assert not (complaints := over_ratchet(found, LONG_FUNCTIONS, FUNCTION_LINES_MAX)), "\n".join(complaints)
 
 
-def files_of_tests_are_short() -> None:
+def test_files_of_tests_are_short() -> None:
     found = {
         source.name: source.lines for source in (*project_files(), *files_of_tests()) if source.lines > FILE_LINES_MAX
     }
