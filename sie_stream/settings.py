@@ -37,7 +37,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     json_depth_max: int = 64
     dedupe_window_ms: int = 600_000
     dedupe_entries_max: int = 2_000_000
-    ingress_batch_max: int = 10_000
+    ingress_batch_max: int = 5_000
 
     heartbeat_ms: int = 500
     worker_lost_after_ms: int = 2_000
@@ -49,7 +49,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     commit_interval_ms_min: int = 5
     commit_interval_ms_max: int = 50
     transaction_timeout_ms: int = 10_000
-    worker_poll_max: int = 1_000
+    worker_poll_max: int = 2_000
     worker_queue_max: int = 8_192
     """Work items a worker holds admitted but unfinished; partitions pause above it."""
     partition_open_max: int = 2_048

@@ -15,8 +15,8 @@ import torch
 from gpu_worker.backends.base import EngineInput
 
 
-class Sampling(msgspec.Struct, frozen=True):
-    """The `parameters` that the engine follows; others (such as `stop` texts) are Stage 2's and ignored here."""
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `parameters` that the engine follows. Others (`stop` texts are to come) are refused, never ignored."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """None: the model's default."""
@@ -26,6 +26,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """Only the likeliest tokens that together reach this probability are drawn from."""
     stop_token_ids: tuple[int, ...] = ()
     """More stop tokens than the model's own."""
+    seed: int | None = None
+    """Ingress has read it already; the item carries it."""
 
 
 _parameters = msgspec.json.Decoder(Sampling)

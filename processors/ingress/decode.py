@@ -161,7 +161,7 @@ def remembered_id(record: LogRecord, bound: Bound | None) -> str:
     headers = record.headers
     if headers:
         name, given = headers[0]
-        if name == REQUEST_ID_HEADER and len(given) <= NAME_CHARS_MAX and given.isascii():
+        if name == REQUEST_ID_HEADER and given and len(given) <= NAME_CHARS_MAX and given.isascii():
             return given.decode()
         found = header_request_id(record)
         if found:

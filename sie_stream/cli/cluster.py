@@ -71,12 +71,7 @@ class Cluster:
 
     def start(self) -> None:
         """Broker, topics, schemas, processes. Raises ProcessFailed, ConfigError or LogError saying what to do."""
-        running = RunState.load(self.state_dir)
-        if running is not None:
-            raise ConfigError(
-                f"already running here (pid {running.supervisor_pid}, state in {self.state_dir}). "
-                "Stop it with `sie-stream down`, or set SIE_STREAM_STATE_DIR to another folder."
-            )
+        refuse_if_running(self.state_dir)
         self._start_broker()
         self.connection = Connection(self.settings)
         self._say("topics and schemas")
@@ -166,8 +161,19 @@ class Cluster:
             RunState.clear(self.state_dir)
 
 
+def refuse_if_running(state_dir: Path) -> None:
+    """Raises ConfigError when an `up` already runs on this state folder."""
+    running = RunState.load(state_dir)
+    if running is not None:
+        raise ConfigError(
+            f"already running here (pid {running.supervisor_pid}, state in {state_dir}). "
+            "Stop it with `sie-stream down`, or set SIE_STREAM_STATE_DIR to another folder."
+        )
+
+
 def start_detached(arguments: list[str], state_dir: Path, timeout_s: float = 180.0) -> RunState:
     """Run `sie-stream up` in the background; returns once it is ready. Raises ProcessFailed with the end of its log."""
+    refuse_if_running(state_dir)
     state_dir.mkdir(parents=True, exist_ok=True)
     log_path = state_dir / "up.log"
     with log_path.open("wb") as log:

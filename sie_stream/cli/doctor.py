@@ -43,6 +43,7 @@ def doctor(bootstrap_servers: BootstrapOption = None, output: OutputOption = Out
 
     Exit code 1 when something is wrong.
 
+    \b
     Examples:
       sie-stream doctor
       sie-stream doctor -b kafka-1:9092 -o json

@@ -45,6 +45,7 @@ def apply(
 ) -> None:
     """Declare models: new ones are placed and loaded, changed ones are replaced without a gap.
 
+    \b
     Examples:
       sie-stream apply -f .models/wine-rf
       sie-stream apply -f models/ --no-wait -o json
@@ -70,6 +71,8 @@ def apply(
     else:
         rows = [{"model": d.subject, "decision": d.kind.removeprefix("model_"), "reason": d.reason} for d in decisions]
         show_rows(rows, ["model", "decision", "reason"], output, empty="nothing to apply")
+        if wait and accepted:
+            console.print("1 model is ready" if len(accepted) == 1 else f"{len(accepted)} models are ready")
     if refused:
         raise typer.Exit(1)
 
@@ -79,12 +82,13 @@ def _nothing() -> None:
 
 
 def get(
-    what: Annotated[str, typer.Argument(help="models, instances, workers, placements, routes or topics.")],
+    what: Annotated[str, typer.Argument(help="models, instances, workers, placements, routes, topics or brokers.")],
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List what there is.
 
+    \b
     Examples:
       sie-stream get models
       sie-stream get workers -o json
@@ -108,6 +112,7 @@ def plain(row: msgspec.Struct) -> dict[str, Any]:
 
 def model_rows(connection: Connection) -> Rows:
     rows = []
+    states = {row["model"]: row["status"] for row in instance_rows(connection)}
     for row in _table(connection, connection.settings.topics.models, ModelRow):
         spec = json.loads(bytes(row.spec))
         rows.append(
@@ -119,7 +124,7 @@ def model_rows(connection: Connection) -> Rows:
                 else spec.get("backend"),
                 "service_type": spec.get("service_type"),
                 "priority": spec.get("priority_level", "P1"),
-                "status": row.status,
+                "status": states.get(row.model, row.status),
                 "instance": instance_id(row.model),
                 "generation": row.generation,
                 "not_enforced": list(row.not_enforced),
@@ -159,6 +164,10 @@ def topic_rows(connection: Connection) -> Rows:
     return [{"topic": topic.topic, "partitions": topic.partitions, "config": dict(topic.config)} for topic in described]
 
 
+def broker_rows(connection: Connection) -> Rows:
+    return [{"bootstrap_servers": connection.settings.bootstrap_servers}]
+
+
 KINDS: dict[str, tuple[Callable[[Connection], Rows], list[str]]] = {
     "models": (model_rows, ["model", "version", "backend", "service_type", "priority", "status", "instance"]),
     "instances": (instance_rows, ["instance", "model", "version", "status", "ready_replicas", "workers", "message"]),
@@ -169,6 +178,7 @@ KINDS: dict[str, tuple[Callable[[Connection], Rows], list[str]]] = {
         ["model", "instance", "route_epoch", "topic", "lanes", "width", "input_topic", "output_topic"],
     ),
     "topics": (topic_rows, ["topic", "partitions"]),
+    "brokers": (broker_rows, ["bootstrap_servers"]),
 }
 
 
@@ -179,6 +189,7 @@ def describe(
 ) -> None:
     """Everything about one model: declaration, replicas, partitions, timings, fields not enforced yet.
 
+    \b
     Examples:
       sie-stream describe wine-rf
     """
@@ -212,7 +223,12 @@ def delete(
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Take a model away: no new requests, what is queued is worked off; its topics stay until retention ends."""
+    """Take a model away: no new requests, what is queued is worked off; its topics stay until retention ends.
+
+    \b
+    Examples:
+      sie-stream delete wine-logreg
+    """
     decision = delete_declared(Connection.open(bootstrap_servers), model, timeout_s, _nothing)
     if output is OutputFormat.JSON:
         show_json(msgspec.to_builtins(decision))
@@ -225,6 +241,7 @@ def delete(
 def schema() -> None:
     """Print the JSON Schema of declarations, for editors and validators.
 
+    \b
     Examples:
       sie-stream schema > model-service.schema.json
     """

@@ -47,6 +47,7 @@ def produce(
 ) -> None:
     """Send rows to a model.
 
+    \b
     Examples:
       sie-stream produce -m wine-rf -f .models/wine-rf/samples.jsonl --wait
       sie-stream produce -m smollm2-135m-instruct -i '{"prompt": "Who wrote Hamlet?"}' --wait
@@ -72,7 +73,10 @@ def produce(
     show_results(results, output)
     missing = len(submissions) - len(results)
     if missing:
-        error_console.print(f"{missing} of {len(submissions)} requests had no result after {timeout_s:.0f} s")
+        error_console.print(
+            f"{missing} of {len(submissions)} requests had no result after {timeout_s:.0f} s; they may still come. "
+            "`sie-stream doctor` looks at the engine, `sie-stream results --request-id ID` later."
+        )
     if missing or any(not result.ok for result in results):
         raise typer.Exit(1)
 
@@ -157,6 +161,7 @@ def results(
 ) -> None:
     """Read terminal records (read_committed).
 
+    \b
     Examples:
       sie-stream results -n 10
       sie-stream results --follow --model wine-rf
@@ -171,6 +176,8 @@ def results(
             return
         rows = list(itertools.islice(picked, limit))
     show_results(rows, output)
+    if not rows:
+        error_console.print("no results")
     if request_id and len(rows) < len(request_id):
         error_console.print(f"{len(request_id) - len(rows)} of {len(request_id)} requests have no terminal record yet")
         raise typer.Exit(1)
@@ -180,8 +187,6 @@ def show_results(found: list[InferenceResult], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json([msgspec.to_builtins(result) for result in found])
         return
-    if not found:
-        console.print("no results")
     for result in found:
         typer.echo(_line(result))
 

@@ -43,7 +43,12 @@ def in_words(change: TopicChange) -> dict[str, Any]:
 
 @app.command("plan")
 def plan_topics(bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show what `topics apply` would change; exit code 2 when there is something."""
+    """Show what `topics apply` would change; exit code 2 when there is something.
+
+    \b
+    Examples:
+      sie-stream topics plan -o json
+    """
     changes = planned(Connection.open(bootstrap_servers))
     show_rows([in_words(change) for change in changes], ["topic", "change"], output, empty="topics are as declared")
     if repairable(changes):
@@ -52,7 +57,12 @@ def plan_topics(bootstrap_servers: BootstrapOption = None, output: OutputOption 
 
 @app.command("apply")
 def apply_topics(bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Create and change topics as declared, and register the released schemas. Running it again changes nothing."""
+    """Create and change topics as declared, and register the released schemas. Running it again changes nothing.
+
+    \b
+    Examples:
+      sie-stream topics apply -b kafka-1:9092
+    """
     connection = Connection.open(bootstrap_servers)
     changes = planned(connection)
     admin_of(connection).apply(repairable(changes))

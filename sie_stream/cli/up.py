@@ -30,10 +30,11 @@ def up(
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Start broker, scheduler, workers, ingress and egress on this machine.
+    """Start broker, scheduler, workers, ingress, egress and the bridge to other clusters on this machine.
 
     Logs go to .sie/logs, one file per process. Ctrl-C stops everything in order.
 
+    \b
     Examples:
       sie-stream up
       sie-stream up --workers 3 --detach
@@ -82,7 +83,12 @@ def show_state(state: RunState, output: OutputFormat) -> None:
 def down(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for a clean stop.")] = 30.0,
 ) -> None:
-    """Stop what `up` started in this folder; finished work is committed first."""
+    """Stop what `up` started in this folder; finished work is committed first.
+
+    \b
+    Examples:
+      sie-stream down
+    """
     state_dir = Path(load_settings().state_dir).absolute()
     state = RunState.load(state_dir)
     if state is None:

@@ -23,9 +23,6 @@ def common_config(bootstrap: str, overrides: Mapping[str, str] | None) -> Config
         # A broker restart is noticed and survived quickly; the default climbs to 10 s between attempts.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
-        # By default librdkafka 2.16 drops broker handles while all brokers are down, but keeps the dropped one as its
-        # group coordinator: send_offsets_to_transaction then never returns, whatever its timeout (librdkafka #5511).
-        "metadata.recovery.strategy": "none",
         # Topics are created and widened while we run.
         "topic.metadata.refresh.interval.ms": 15_000,
         "topic.metadata.refresh.fast.interval.ms": 50,
@@ -63,6 +60,10 @@ def reader_config(
         "fetch.wait.max.ms": fetch_wait_ms,
         "fetch.min.bytes": 1,
         "fetch.error.backoff.ms": 50,
+        # A lone broker that was fenced for a moment is missing from its own metadata; librdkafka then forgets it, and
+        # only starting again from bootstrap.servers brings it back.
+        "metadata.recovery.strategy": "rebootstrap",
+        "metadata.recovery.rebootstrap.trigger.ms": 3_000,
         **(overrides or {}),
     }
 
@@ -70,6 +71,10 @@ def reader_config(
 def writer_config(bootstrap: str, overrides: Mapping[str, str] | None, record_bytes_max: int) -> Config:
     """An idempotent producer, acks=all, that reports only failures."""
     return common_config(bootstrap, None) | {
+        # With rebootstrap, librdkafka 2.16 keeps a dropped broker as its group coordinator, and
+        # send_offsets_to_transaction never returns, whatever its timeout (librdkafka #5511). A writer that loses its
+        # broker for good fails within its timeouts instead, and its process is replaced.
+        "metadata.recovery.strategy": "none",
         "acks": "all",
         "enable.idempotence": True,
         "compression.type": "lz4",
@@ -81,7 +86,7 @@ def writer_config(bootstrap: str, overrides: Mapping[str, str] | None, record_by
         "queue.buffering.max.kbytes": 128 * 1024,
         "delivery.report.only.error": True,
         # 100 ms by default, which shows as 100 ms stalls when one transaction follows another at once.
-        "retry.backoff.ms": 5,
+        "retry.backoff.ms": 2,
         "retry.backoff.max.ms": 200,
         **(overrides or {}),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from sie_stream.cli.workers import worker_rows
+from sie_stream.deadline import Deadline
+from sie_stream.edge.clock import SystemClock
 from tests.chaos.engine_room import EngineRoom, engine_room
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 MODELS_DIR = Path(".models")
 RECOVERY_S = 60.0
+BROKER_SLEEP_MS = 12_000
 SOME = 60
 """Answers that show that things flow again."""
 
@@ -73,6 +77,23 @@ def test_the_broker_is_killed_and_comes_back(room: EngineRoom) -> None:
     room.cluster.broker.kill()
     room.cluster.broker.restart()
     room.await_progress(SOME, 2 * RECOVERY_S)
+
+
+def test_a_broker_that_stood_still_longer_than_its_session_is_found_again(room: EngineRoom) -> None:
+    """It fences itself when it wakes, and is missing from its own metadata for a moment."""
+    assert room.cluster.broker is not None
+    pid = room.cluster.broker.pid
+    asleep = Deadline.after(monotonic_ms(), BROKER_SLEEP_MS)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        room.watch_until(lambda: asleep.passed(monotonic_ms()), "the pause to pass", RECOVERY_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    room.await_progress(5 * SOME, 2 * RECOVERY_S)
+
+
+def monotonic_ms() -> int:
+    return int(SystemClock().monotonic_ms())
 
 
 def test_after_all_of_it_every_request_has_exactly_one_terminal_record(room: EngineRoom) -> None:

@@ -76,6 +76,8 @@ def test_without_an_engine_commands_say_how_to_start_one(tmp_path: Path) -> None
 
 def test_a_second_up_in_the_same_folder_is_refused(shell: Shell) -> None:
     assert "already running" in shell.run("up", code=1)
+    assert "already running" in shell.run("up", "--detach", code=1)
+    assert shell.json("get", "brokers") == [{"bootstrap_servers": shell.bootstrap}]
 
 
 def test_what_runs_can_be_listed(shell: Shell) -> None:

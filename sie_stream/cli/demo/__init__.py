@@ -52,6 +52,7 @@ def demo(
 ) -> None:
     """Run 117+ real models on a real Kafka, kill a worker on the way, prove that nothing was lost or doubled.
 
+    \b
     Examples:
       sie-stream demo
       sie-stream demo --rate 1500 --seconds 60 --workers 3 --keep

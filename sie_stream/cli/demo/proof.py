@@ -64,7 +64,7 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
 def request_id(message: Message) -> str:
     """Id of a request record: its header, its JSON field, or its place in the log."""
     for name, value in message.headers() or []:
-        if name == "sie-request-id" and isinstance(value, bytes):
+        if name == "sie-request-id" and isinstance(value, bytes) and value.isascii():
             return value.decode()
     try:
         found = json.loads(message.value() or b"").get("request_id")
