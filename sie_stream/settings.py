@@ -37,7 +37,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     json_depth_max: int = 64
     dedupe_window_ms: int = 600_000
     dedupe_entries_max: int = 2_000_000
-    ingress_batch_max: int = 5_000
+    ingress_batch_max: int = 10_000
 
     heartbeat_ms: int = 500
     worker_lost_after_ms: int = 2_000

@@ -106,17 +106,20 @@ class Drain:
         ended, _, cpu_s = grown[-1]
         return Drained(records, ended - started - POLL_S / 2, cpu_s)
 
-    def check(self, repeats_allowed: bool) -> None:
-        """Every request was answered, each once. Raises AssertionError."""
-        numbers = read_numbers(self._bootstrap, self._target)
+    def check(self, repeats_allowed: bool, good: Callable[[bytes | None], bool] = lambda value: True) -> None:
+        """Every request was answered, each once, and every answer is `good`. Raises AssertionError."""
+        answers = read_answers(self._bootstrap, self._target)
+        numbers = [number for number, _ in answers]
+        bad = sum(not good(value) for _, value in answers)
+        assert bad == 0, f"{bad} of {len(answers)} answers are no results"
         lost = self._produced - len(set(numbers))
         assert lost == 0, f"{lost} of {self._produced} requests were not answered"
         repeats = len(numbers) - self._produced
         assert repeats_allowed or repeats == 0, f"{repeats} answers too many"
 
 
-def read_numbers(bootstrap: str, topic: str) -> list[int]:
-    """The numbers of all requests answered on `topic`, by their record keys."""
+def read_answers(bootstrap: str, topic: str) -> list[tuple[int, bytes | None]]:
+    """All answers on `topic`: the number of the request, by the record's key, and the value."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -128,17 +131,17 @@ def read_numbers(bootstrap: str, topic: str) -> list[int]:
     )
     left = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, number, 0) for number in left])
-    numbers: list[int] = []
+    answers: list[tuple[int, bytes | None]] = []
     deadline = time.monotonic() + TIMEOUT_S
     while left:
         assert time.monotonic() < deadline, f"{topic} could not be read back in {TIMEOUT_S:.0f} s"
         for message in consumer.consume(10_000, 0.2):
             error = message.error()
             if error is None:
-                numbers.append(number_of(message.key() or b""))
+                answers.append((number_of(message.key() or b""), message.value()))
             elif error.name() == "_PARTITION_EOF":
                 left.discard(message.partition() or 0)
             else:
                 raise KafkaException(error)
     consumer.close()
-    return numbers
+    return answers

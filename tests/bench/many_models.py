@@ -11,7 +11,7 @@ from tests.bench.drain import Drain
 from tests.bench.pipeline import groups
 from tests.bench.usage import Usage, resident_mb
 from tests.bench.workload import MODEL
-from tests.bench.world import Engine, engine, wait, world
+from tests.bench.world import Engine, engine, is_ok, wait, world
 
 MODELS, MODELS_QUICK = 117, 24
 RECORDS, RECORDS_QUICK = 117_000, 12_000
@@ -48,7 +48,7 @@ def measure(names: list[str], replicas: int, records: int, idle_s: float) -> dic
         )
         drain.warm_up(records // 5)
         drained = drain.measure(records)
-        drain.check(repeats_allowed=False)
+        drain.check(repeats_allowed=False, good=is_ok)
         memory = max(resident_mb(pid) for pid in sie.pids("worker"))
     return {**figures(drained), **idle, "worker_host_mb": memory}
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+from schemas.codec import decode_result
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs, load_specs
 from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker
@@ -116,7 +117,7 @@ class Engine:
         """Copies of the one model under these names, and wait until they are ready."""
         spec, folder = load_specs(MODELS_DIR / MODEL / "model-spec.yaml")[0]
         count = spec.replicas.model_copy(update={"min": replicas, "max": replicas})
-        specs = [(spec.model_copy(update={"model_id": name, "replicas": count}), folder) for name in names]
+        specs = [(spec.model_copy(update={"name": name, "replicas": count}), folder) for name in names]
         apply_specs(self.cluster.connection, specs, READY_S, lambda count: None, self.cluster.watch)
 
     def check(self) -> None:
@@ -145,3 +146,8 @@ def wait(seconds: float) -> None:
 def python(module: str, *arguments: str) -> list[str]:
     """A command of this environment."""
     return [sys.executable, "-m", module, *arguments]
+
+
+def is_ok(value: bytes | None) -> bool:
+    """Whether a record of the results topic is a scored result."""
+    return decode_result(value).status == "ok"
