@@ -23,6 +23,10 @@ def common_config(bootstrap: str, overrides: Mapping[str, str] | None) -> Config
         # A broker restart is noticed and survived quickly; the default climbs to 10 s between attempts.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
+        # A lone broker that was fenced for a moment (a stall, a restart after a kill) is missing from its own metadata;
+        # librdkafka then forgets it, and only starting again from bootstrap.servers brings it back.
+        "metadata.recovery.strategy": "rebootstrap",
+        "metadata.recovery.rebootstrap.trigger.ms": 3_000,
         # Topics are created and widened while we run.
         "topic.metadata.refresh.interval.ms": 15_000,
         "topic.metadata.refresh.fast.interval.ms": 50,
@@ -60,10 +64,6 @@ def reader_config(
         "fetch.wait.max.ms": fetch_wait_ms,
         "fetch.min.bytes": 1,
         "fetch.error.backoff.ms": 50,
-        # A lone broker that was fenced for a moment is missing from its own metadata; librdkafka then forgets it, and
-        # only starting again from bootstrap.servers brings it back.
-        "metadata.recovery.strategy": "rebootstrap",
-        "metadata.recovery.rebootstrap.trigger.ms": 3_000,
         **(overrides or {}),
     }
 
@@ -71,10 +71,6 @@ def reader_config(
 def writer_config(bootstrap: str, overrides: Mapping[str, str] | None, record_bytes_max: int) -> Config:
     """An idempotent producer, acks=all, that reports only failures."""
     return common_config(bootstrap, None) | {
-        # With rebootstrap, librdkafka 2.16 keeps a dropped broker as its group coordinator, and
-        # send_offsets_to_transaction never returns, whatever its timeout (librdkafka #5511). A writer that loses its
-        # broker for good fails within its timeouts instead, and its process is replaced.
-        "metadata.recovery.strategy": "none",
         "acks": "all",
         "enable.idempotence": True,
         "compression.type": "lz4",

@@ -129,6 +129,10 @@ class KafkaTransactionalWriter:
             "transactional.id": transactional_id,
             "transaction.timeout.ms": transaction_timeout_ms,
             "linger.ms": 1,
+            # With rebootstrap, librdkafka 2.16 keeps a dropped broker as its group coordinator, and
+            # send_offsets_to_transaction never returns, whatever its timeout (librdkafka #5511). A transaction that
+            # loses its broker for good fails within its timeout instead, and the process is replaced.
+            "metadata.recovery.strategy": "none",
         }
         self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max)
         self._producer = self._outbox.producer
