@@ -53,6 +53,13 @@ class PartitionPositioned(Struct, frozen=True):
     """Without a committed offset this is the beginning of the partition."""
 
 
+class PartitionReadOut(Struct, frozen=True):
+    """Answer to DrainPartitions: all that was in the partition then has come as RecordsPolled of earlier turns."""
+
+    partition: TopicPartition
+    placement_epoch: int
+
+
 class PositionLost(Struct, frozen=True):
     """Retention removed what was to be read next; reading went on at `continued_at`."""
 
@@ -83,6 +90,7 @@ WorkerEvent = (
     | PlacementChanged
     | PlacementUnreadable
     | PartitionPositioned
+    | PartitionReadOut
     | PositionLost
     | CommitSucceeded
     | CommitAborted
@@ -120,6 +128,13 @@ class StopEngine(Struct, frozen=True):
 
 class PositionPartitions(Struct, frozen=True):
     """Look up the committed offsets and start reading there; the answers are PartitionPositioned."""
+
+    partitions: tuple[tuple[TopicPartition, int], ...]
+    """(partition, placement epoch)"""
+
+
+class DrainPartitions(Struct, frozen=True):
+    """Look up where these partitions end now, and say PartitionReadOut once they are read to there."""
 
     partitions: tuple[tuple[TopicPartition, int], ...]
     """(partition, placement epoch)"""
@@ -166,6 +181,7 @@ WorkerCommand = (
     | SubmitBatch
     | StopEngine
     | PositionPartitions
+    | DrainPartitions
     | UnassignPartitions
     | PausePartitions
     | ResumePartitions

@@ -15,9 +15,11 @@ from gpu_worker.committer import CommitPort
 from gpu_worker.engine_port import EnginePort
 from gpu_worker.facts import (
     Commit,
+    DrainPartitions,
     LoadModel,
     Note,
     PartitionPositioned,
+    PartitionReadOut,
     PausePartitions,
     PlacementChanged,
     PlacementUnreadable,
@@ -86,6 +88,8 @@ class WorkerHost:
         self._to_position: dict[TopicPartition, int] = {}
         """Wanted partitions whose committed offset is not known yet, with their placement epoch."""
         self._assigned: dict[TopicPartition, None] = {}
+        self._to_drain: dict[TopicPartition, tuple[int, int | None]] = {}
+        """Partitions to be read out: (placement epoch, their end; None while it is not known)."""
         self._following = False
         self._verdicts_since_ms = clock.now_ms() - VERDICTS_SINCE_MS
         self._joined = False
@@ -107,6 +111,8 @@ class WorkerHost:
     # ------------------------------------------------------------ gather
 
     def gather(self) -> Sequence[WorkerEvent]:
+        # Before the poll: what is said to be read out came as records of earlier turns, and to earlier orders.
+        read_out = self._read_out()
         wait = 0.0 if self._events or self._to_position else self.machine.wait_ms()
         records_max = self.machine.records_max
         if self.machine.busy or not records_max or self._clock.monotonic_ms() < self._poll_at:
@@ -121,6 +127,7 @@ class WorkerHost:
             events.append(outcome)
         events.extend(self._events)
         self._events.clear()
+        events.extend(read_out)
         events.extend(answers)
         events.extend(self._poll_placements())
         for place, (wanted, continued_at) in self._work.lost_positions().items():
@@ -137,6 +144,24 @@ class WorkerHost:
         except Retriable:
             self._poll_at = self._clock.monotonic_ms() + RETRY_MS
             return []
+
+    def _read_out(self) -> list[WorkerEvent]:
+        if not self._to_drain:
+            return []
+        unknown = [place for place, (_, end) in self._to_drain.items() if end is None]
+        at_ms = self._clock.monotonic_ms()
+        if unknown and at_ms >= self._retry_at:
+            try:
+                for place, end in self._work.end_offsets(unknown).items():
+                    self._to_drain[place] = (self._to_drain[place][0], end)
+            except Retriable:
+                self._retry_at = at_ms + RETRY_MS
+        events: list[WorkerEvent] = []
+        for place, (epoch, end) in list(self._to_drain.items()):
+            if end is not None and self._work.position(place) >= end:
+                del self._to_drain[place]
+                events.append(PartitionReadOut(place, epoch))
+        return events
 
     def _poll_placements(self) -> list[WorkerEvent]:
         """The newest row of every model that changed, in the order of their changes."""
@@ -215,6 +240,8 @@ class WorkerHost:
                     self._work.resume(command.partitions)
                 case PositionPartitions():
                     self._to_position.update(command.partitions)
+                case DrainPartitions():
+                    self._to_drain.update({place: (epoch, None) for place, epoch in command.partitions})
                 case UnassignPartitions():
                     self._unassign(command.partitions)
                 case LoadModel():
@@ -254,6 +281,7 @@ class WorkerHost:
     def _unassign(self, partitions: Sequence[TopicPartition]) -> None:
         for place in partitions:
             self._to_position.pop(place, None)
+            self._to_drain.pop(place, None)
         held = [place for place in partitions if place in self._assigned]
         self._work.unassign(held)
         for place in held:

@@ -26,6 +26,7 @@ from gpu_worker.facts import (
     CommitSucceeded,
     Identity,
     PartitionPositioned,
+    PartitionReadOut,
     PlacementChanged,
     PlacementUnreadable,
     PositionLost,
@@ -137,6 +138,8 @@ class WorkerMachine:
                 state.note("placement_unreadable", model=event.model, message=event.message)
             case PartitionPositioned():
                 partitions.on_positioned(state, event)
+            case PartitionReadOut():
+                partitions.on_read_out(state, event)
             case PositionLost():
                 partitions.on_position_lost(state, event)
             case EngineStarted():

@@ -1,5 +1,8 @@
 """Partitions of this worker: taken, worked off, and given back.
 
+A draining partition is worked off like any other. Once it is read to the end that it had when that was asked, and
+nothing of it waits, runs or is uncommitted, it is reported as drained, and that assignment never starts again.
+
 A partition is released by forgetting what waits, finishing what an engine already holds, and committing; only after the
 commit that covers it does PartitionReleased go out. An assignment never starts before everything that an earlier
 assignment of the same partition finished is committed, or its work would be done twice.
@@ -7,7 +10,18 @@ assignment of the same partition finished is committed, or its work would be don
 
 from __future__ import annotations
 
-from gpu_worker.facts import PartitionPositioned, PositionLost, PositionPartitions, UnassignPartitions
+from typing import assert_never
+
+import msgspec
+
+from gpu_worker.facts import (
+    DrainPartitions,
+    PartitionPositioned,
+    PartitionReadOut,
+    PositionLost,
+    PositionPartitions,
+    UnassignPartitions,
+)
 from gpu_worker.state import Partition
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import PartitionPlacement, PartitionReleased, PlacementRow
@@ -26,22 +40,47 @@ def follow_partitions(state: WorkerState, model: str, row: PlacementRow | None) 
         close_partition(state, state.partitions[place])
     for place in [place for place, (owner, _, _) in state.awaiting.items() if owner == model and place not in wanted]:
         del state.awaiting[place]
+    for place in [place for place, report in state.drained.items() if report.model == model and place not in wanted]:
+        del state.drained[place]
     for place, placed in wanted.items():
         _follow_one(state, model, place, placed)
 
 
 def _follow_one(state: WorkerState, model: str, place: TopicPartition, placed: PartitionPlacement) -> None:
     held = state.partitions.get(place)
-    releasing = placed.state == "releasing"
+    over = state.drained.get(place)
+    if over is not None and over.placement_epoch == placed.placement_epoch:
+        # The row is older than our report, or the report was lost. To start again would give it two owners.
+        state.reports.append(over)
+        return
+    state.drained.pop(place, None)
     if held is not None and held.placement_epoch != placed.placement_epoch:
         # The scheduler has that assignment released. What we report must carry the epoch of the one in the row.
         close_partition(state, held)
         held = None
     if held is None:
         # Releasing what we do not hold: our report may be lost. Looking up the offset and reporting it again is safe.
-        state.awaiting[place] = (model, placed.placement_epoch, releasing)
-    elif releasing and held.state in ("open", "positioning"):
-        release(state, held)
+        state.awaiting[place] = (model, placed.placement_epoch, placed.state)
+    elif held.state in ("open", "positioning"):
+        held.order = placed.state
+        _obey(state, held)
+
+
+def _obey(state: WorkerState, partition: Partition) -> None:
+    """Do with an open partition what its newest row says; before that there is nothing to do."""
+    state.read_out.pop(partition.partition, None)
+    if partition.state != "open":
+        return
+    match partition.order:
+        case "assigned":
+            pass
+        case "draining":
+            # Asked anew with every row: the end may have moved while the deletion was taken back for a while.
+            state.commands.append(DrainPartitions(((partition.partition, partition.placement_epoch),)))
+        case "releasing":
+            release(state, partition)
+        case _:
+            assert_never(partition.order)
 
 
 def position_awaiting(state: WorkerState) -> None:
@@ -49,12 +88,12 @@ def position_awaiting(state: WorkerState) -> None:
     if not state.awaiting or state.stopping:
         return
     ready: list[tuple[TopicPartition, int]] = []
-    for place, (model, epoch, releasing) in list(state.awaiting.items()):
+    for place, (model, epoch, order) in list(state.awaiting.items()):
         if place in state.dirty or place in state.committing:
             continue
         del state.awaiting[place]
         partition = Partition(place, model, epoch)
-        partition.releasing = releasing
+        partition.order = order
         state.partitions[place] = partition
         state.by_model.setdefault(model, {})[place] = partition
         ready.append((place, epoch))
@@ -72,8 +111,15 @@ def on_positioned(state: WorkerState, event: PartitionPositioned) -> None:
     partition.state = "open"
     partition.written_at = state.at_ms
     state.note("partition_assigned", **_fields(partition), offset=event.committed.offset)
-    if partition.releasing:
-        release(state, partition)
+    _obey(state, partition)
+
+
+def on_read_out(state: WorkerState, event: PartitionReadOut) -> None:
+    partition = state.partitions.get(event.partition)
+    if partition is None or partition.placement_epoch != event.placement_epoch or partition.state != "open":
+        return
+    if partition.order == "draining":
+        state.read_out[event.partition] = partition
 
 
 def on_position_lost(state: WorkerState, event: PositionLost) -> None:
@@ -85,11 +131,12 @@ def on_position_lost(state: WorkerState, event: PositionLost) -> None:
 
 
 def release(state: WorkerState, partition: Partition) -> None:
-    partition.releasing = True
-    if partition.state == "open":
-        partition.state = "releasing"
-        state.releasing[partition.partition] = partition
-        _stop_reading(state, partition)
+    """Start nothing more of an open partition, and give it back when what runs is committed."""
+    assert partition.state == "open", partition.state
+    partition.state = "releasing"
+    state.read_out.pop(partition.partition, None)
+    state.releasing[partition.partition] = partition
+    _stop_reading(state, partition)
 
 
 def close_partition(state: WorkerState, partition: Partition) -> None:
@@ -119,31 +166,41 @@ def _stop_reading(state: WorkerState, partition: Partition) -> None:
 def _forget(state: WorkerState, partition: Partition) -> None:
     state.open_bytes -= partition.open_bytes
     state.releasing.pop(partition.partition, None)
+    state.read_out.pop(partition.partition, None)
     del state.partitions[partition.partition]
     del state.by_model[partition.model][partition.partition]
 
 
 def report_released(state: WorkerState) -> None:
-    """PartitionReleased for every partition that is drained and whose every finished offset is committed."""
+    """PartitionReleased for every partition that has nothing in work and whose every finished offset is committed."""
+    for place, partition in list(state.read_out.items()):
+        if partition.open or partition.backlog or place in state.dirty or place in state.committing:
+            continue
+        _stop_reading(state, partition)
+        state.drained[place] = report = msgspec.structs.replace(_report(state, partition), drained=True)
+        state.reports.append(report)
     for place, partition in list(state.releasing.items()):
         if partition.running:
             continue
         if place in state.dirty or place in state.committing:
             continue
-        assert partition.ledger is not None
         assert partition.open == 0, partition.open
-        partition.state = "closed"
-        _forget(state, partition)
-        state.reports.append(
-            PartitionReleased(
-                state.identity.worker,
-                state.identity.incarnation,
-                partition.model,
-                place.partition,
-                partition.placement_epoch,
-                partition.ledger.committable,
-            )
-        )
+        state.reports.append(_report(state, partition))
+
+
+def _report(state: WorkerState, partition: Partition) -> PartitionReleased:
+    """Let go of it, and say so."""
+    assert partition.ledger is not None
+    partition.state = "closed"
+    _forget(state, partition)
+    return PartitionReleased(
+        state.identity.worker,
+        state.identity.incarnation,
+        partition.model,
+        partition.partition.partition,
+        partition.placement_epoch,
+        partition.ledger.committable,
+    )
 
 
 def drain_all(state: WorkerState) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gpu_worker.engine_port import EngineKey
 from schemas.codec import ReplicaResults
-from sie_stream.control import ModelLaunch
+from sie_stream.control import ModelLaunch, PartitionOrder
 from sie_stream.ids import LANES, TopicPartition
 from sie_stream.offsets import OffsetLedger
 from sie_stream.postprocess import Stage2
@@ -30,8 +30,8 @@ class Partition:
     ledger: OffsetLedger | None = None
     """There once the committed position is known."""
     state: Literal["positioning", "open", "releasing", "closed"] = "positioning"
-    releasing: bool = False
-    """To be given back as soon as possible."""
+    order: PartitionOrder = "assigned"
+    """What the newest row says: releasing, to be given back as soon as possible; draining, once it is worked off."""
     lane: int = 0
     """Lane of its newest item."""
     open: int = 0

@@ -10,7 +10,7 @@ from gpu_worker.outcomes import Outcomes, Output
 from gpu_worker.pacing import CommitPacer
 from gpu_worker.queues import Queues
 from gpu_worker.state import Engine, Partition, Replica, ReplicaKey
-from sie_stream.control import ClusterRecord
+from sie_stream.control import ClusterRecord, PartitionOrder, PartitionReleased
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.settings import Settings
 
@@ -35,9 +35,13 @@ class WorkerState:
     by_model: dict[str, dict[TopicPartition, Partition]] = field(default_factory=dict)
     """The same partitions, by model."""
     releasing: dict[TopicPartition, Partition] = field(default_factory=dict)
-    """Those of them that are drained to be given back."""
-    awaiting: dict[TopicPartition, tuple[str, int, bool]] = field(default_factory=dict)
-    """Assignments that start once the results of an earlier one are committed: (model, placement epoch, releasing)."""
+    """Those of them that are to be given back: nothing more is started."""
+    read_out: dict[TopicPartition, Partition] = field(default_factory=dict)
+    """Those of them that are draining and read to their end: given back once nothing of them is in work."""
+    drained: dict[TopicPartition, PartitionReleased] = field(default_factory=dict)
+    """What was reported of partitions that were worked off: that assignment is over, whatever rows still say."""
+    awaiting: dict[TopicPartition, tuple[str, int, PartitionOrder]] = field(default_factory=dict)
+    """Assignments that start once the results of an earlier one are committed: (model, placement epoch, order)."""
     dirty: dict[TopicPartition, Partition] = field(default_factory=dict)
     """Partitions with finished offsets that are in no commit yet."""
     backlogged: dict[TopicPartition, Partition] = field(default_factory=dict)

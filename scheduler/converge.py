@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.declarations import drop_if_released
+from scheduler.declarations import drop_if_over
 from scheduler.limits import RETRIES_MAX
 from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
 from scheduler.placement import Chosen, DeviceOffer, PlacementProblem, ReplicaWish, Unplaceable, place
@@ -39,7 +39,7 @@ def converge(step: Step) -> None:
 
 def model_due_ms(state: ClusterState, model: ModelState, load_timeout_ms: int) -> int:
     """When a tick has to look at this model next; NEVER_MS when only a fact can change anything."""
-    due = min(model.delete_at_ms, model.topic_due_ms)
+    due = min(model.delete_at_ms, model.give_up_at_ms, model.topic_due_ms)
     for replica in model.replicas:
         if replica.state == "loading":
             due = min(due, state.load_deadline_ms(replica, load_timeout_ms))
@@ -53,7 +53,7 @@ def model_due_ms(state: ClusterState, model: ModelState, load_timeout_ms: int) -
 
 def _missing(model: ModelState) -> int:
     """Replicas of the present generation that should be placed, as soon as the waits are over."""
-    if model.status == "deleting" or not model.topic_ready or model.failures > RETRIES_MAX:
+    if not model.topic_ready or model.failures > RETRIES_MAX:
         return 0
     return max(0, model.replicas_wanted - len(model.present()))
 
@@ -235,8 +235,6 @@ def _make_room(step: Step, model: ModelState, refused: Unplaceable) -> bool:
 
 def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
     """The replicas that should hold the partitions now."""
-    if model.status == "deleting" and model.delete_at_ms == NEVER_MS:
-        return []
     ready = [r for r in model.replicas if r.state == "ready" and state.takes_work(r.worker, r.incarnation)]
     new = [replica for replica in ready if replica.generation == model.generation]
     old = [replica for replica in ready if replica.generation != model.generation]
@@ -263,8 +261,8 @@ def _settle(step: Step, model: ModelState) -> None:
             step.touch("placements", model.model)
             _say_moves(step, model, moves.assign, asked)
     _retire(step, model)
-    if model.status == "deleting" and model.delete_at_ms == NEVER_MS:
-        drop_if_released(step, model)
+    if model.working_off:
+        drop_if_over(step, model)
 
 
 def _drain_older(step: Step, model: ModelState) -> None:
@@ -362,7 +360,7 @@ def _say_moves(
         step.decide(
             "partitions_asked_back",
             model.model,
-            "Another replica should hold them, or none: the owner drains them, commits, and reports their release.",
+            "Another replica should hold them, or none: the owner ends what runs, commits, and reports their release.",
             chosen={worker: ", ".join(numbers) for worker, numbers in by_holder.items()},
             do_nothing="The shares would stay uneven, or an old version would go on answering.",
         )

@@ -5,8 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from scheduler.launches import Accepted, accept, claimed_name
-from scheduler.limits import DELETE_LINGER_MS, RETRIES_MAX, TOPIC_TIMEOUT_MS, topic_backoff_ms
-from scheduler.partitions import PartitionState
+from scheduler.limits import (
+    DELETE_GIVE_UP_MS,
+    DELETE_LINGER_MS,
+    RETRIES_MAX,
+    TOPIC_TIMEOUT_MS,
+    topic_backoff_ms,
+)
+from scheduler.partitions import PartitionState, wanted_again
 from scheduler.state import NEVER_MS, ModelState
 from scheduler.step import Step
 from sie_stream.control import ApplyModel, DeleteModel, TopicEnsured, TopicFailed
@@ -129,7 +135,11 @@ def _restore(step: Step, model: ModelState) -> bool:
         return False
     model.status = "accepted"
     model.delete_at_ms = NEVER_MS
+    model.give_up_at_ms = NEVER_MS
     model.routed_generation = 0
+    for partition in model.partitions:
+        wanted_again(partition)
+    step.touch("placements", model.model)
     return True
 
 
@@ -165,9 +175,9 @@ def _apply_again(step: Step, model: ModelState, actor: str) -> None:
 
 
 def delete_model(step: Step, record: DeleteModel) -> None:
-    """The route goes at once; replicas and partitions linger so that what is in the topic is worked off.
+    """The route goes at once; the model goes on serving until what is in its topic is worked off.
 
-    What is still in the topic after the linger stays there, with the committed offsets, until retention ends: it is
+    What nobody can work off (see `drop_if_over`) stays there, with the committed offsets, until retention ends: it is
     worked off when the model is applied again before that.
     """
     model = step.state.models.get(record.model)
@@ -188,7 +198,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
         "model_deleting",
         model.model,
         f"Asked for by {record.actor or 'somebody unnamed'}. New requests are answered unknown_model; what is in the "
-        f"topic is worked off for {DELETE_LINGER_MS} ms, then its replicas are unloaded.",
+        f"topic {DELETE_LINGER_MS} ms from now is worked off, then its replicas are unloaded.",
         chosen={"version": model.version, "linger_ms": DELETE_LINGER_MS, "topic_kept": model.route.topic},
         do_nothing="It would go on serving.",
     )
@@ -253,30 +263,61 @@ def topic_failed(step: Step, record: TopicFailed) -> None:
     step.look_at(model)
 
 
-def release_deleted(step: Step, model: ModelState) -> None:
-    """The linger of a deleted model is over: `converge` asks its partitions back from here on."""
-    assert model.status == "deleting", "only deleted models are released"
+def drain_deleted(step: Step, model: ModelState) -> None:
+    """The linger of a deleted model is over, so no ingress adds to its topic: workers are told where the end is."""
+    assert model.status == "deleting", "only deleted models are drained"
     model.delete_at_ms = NEVER_MS
+    step.decide(
+        "model_draining",
+        model.model,
+        "No ingress routes to it any more; its partitions are worked off to their ends.",
+        chosen={"version": model.version, "partitions": len(model.partitions)},
+        do_nothing="Its replicas would keep their memory.",
+    )
+    step.touch("placements", model.model)
     step.look_at(model)
 
 
-def drop_if_released(step: Step, model: ModelState) -> None:
-    """Forget a deleted model whose partitions are all free: its replicas are unlisted and its rows removed."""
-    if any(partition.state != "free" for partition in model.partitions):
+def drop_if_over(step: Step, model: ModelState) -> None:
+    """Forget a deleted model that is worked off, or that nobody can work off: its replicas and its rows go."""
+    left = [partition for partition in model.partitions if not partition.drained]
+    if not left:
+        _drop(step, model, "All its partitions are worked off to their ends, so nothing of it is in work.", "none")
         return
+    if model.replicas or any(partition.state != "free" for partition in left):
+        model.give_up_at_ms = NEVER_MS
+        return
+    if model.give_up_at_ms == NEVER_MS:
+        model.give_up_at_ms = step.now_ms + DELETE_GIVE_UP_MS
+    if model.failures > RETRIES_MAX:
+        why = f"Its replicas were given up after {RETRIES_MAX} retries"
+    elif step.now_ms >= model.give_up_at_ms:
+        why = f"It has had no replica for {DELETE_GIVE_UP_MS} ms"
+    else:
+        return
+    _drop(
+        step,
+        model,
+        f"{why}, so nobody works off its topic. Requests left there have no result until it is applied again.",
+        ", ".join(str(partition.partition) for partition in left),
+    )
+
+
+def _drop(step: Step, model: ModelState, why: str, left: str) -> None:
     del step.state.models[model.model]
     step.capacity_freed = True
     step.decide(
         "model_deleted",
         model.model,
-        "All its partitions are released, so nothing of it is in work.",
+        why,
         chosen={
             "version": model.version,
             "replicas_unloaded": len(model.replicas),
             "memory_bytes": sum(replica.memory_bytes for replica in model.replicas),
             "topic_kept": model.route.topic,
+            "partitions_left": left,
         },
-        do_nothing="Its replicas would keep their memory.",
+        do_nothing="It would stay listed as deleting, with its replicas.",
     )
     for table in ("placements", "instances", "models"):
         step.touch(table, model.model)

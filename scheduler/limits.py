@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 DELETE_LINGER_MS = 5_000
-"""A deleted model keeps serving this long: ingress may still hold its route, and the topic is worked off."""
+"""A deleted model goes on as before this long, because ingress may still hold its route. What is in its topic then is
+worked off to the end, however long that takes; only then is it dropped. Not waited for is what an ingress adds that
+stood still for longer, with a transaction open all the while.
+"""
+
+DELETE_GIVE_UP_MS = 600_000
+"""A deleted model without any replica, because no device has room or its topic cannot be widened, is dropped after this
+long, with what is left in its topic. One whose replicas were given up after failures is dropped at once.
+"""
 
 REPLACE_AFTER_MS = 10_000
 """A model that still serves waits this long for a lost worker to come back before it gets a replica elsewhere."""

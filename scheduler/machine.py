@@ -14,7 +14,7 @@ from scheduler.declarations import (
     apply_model,
     ask_topic_again,
     delete_model,
-    release_deleted,
+    drain_deleted,
     topic_ensured,
     topic_failed,
 )
@@ -152,7 +152,7 @@ def check_models(step: Step) -> None:
             state.models_due_ms = min(state.models_due_ms, due_ms)
             continue
         if step.now_ms >= model.delete_at_ms:
-            release_deleted(step, model)
+            drain_deleted(step, model)
         if step.now_ms >= model.topic_due_ms:
             ask_topic_again(step, model)
         give_up_waiting(step, model)

@@ -3,6 +3,12 @@
     FREE --assign--> ASSIGNED --ask back--> RELEASING --released, owner fenced or left--> FREE
                         |
                         +--released unasked, owner fenced or left--> FREE
+                        |
+                        +--released and worked off, the model is deleted--> FREE, DRAINED
+
+While a deleted model is worked off, workers are told `draining` instead of `assigned`: the same owner and epoch, but
+to be released at the end of the partition. Nothing else differs, so the partition of a lost owner is assigned, to be
+drained, to the next. A DRAINED partition stays free, unless the deletion is taken back.
 
 This file is the only one that changes the owner of a partition, and `assign` demands a FREE one: that is the rule
 "no path reassigns a partition without a release or a fence". A partition number is `lane * width + bucket`; all lanes
@@ -36,12 +42,15 @@ class PartitionState(Struct):
     owner: ReplicaKey | None = None
     epoch: int = -1
     """sie.cluster offset of the record that caused the assignment; only grows."""
+    drained: bool = False
+    """Free for good: its model is deleted, and everything in it is worked off."""
 
 
 def assign(partition: PartitionState, owner: ReplicaKey, epoch: int) -> None:
     """FREE -> ASSIGNED. Anything else would give the partition two owners that can both commit."""
     assert partition.state == "free", f"partition is not free: {partition}"
     assert partition.owner is None, f"a free partition has no owner: {partition}"
+    assert not partition.drained, f"nothing is left in a drained partition: {partition}"
     assert epoch > partition.epoch, f"epochs only grow: {epoch} after {partition}"
     assert owner.placement_epoch < epoch, f"a replica serves partitions assigned after it was placed: {owner}, {epoch}"
     partition.state = "assigned"
@@ -50,7 +59,7 @@ def assign(partition: PartitionState, owner: ReplicaKey, epoch: int) -> None:
 
 
 def ask_back(partition: PartitionState) -> None:
-    """ASSIGNED -> RELEASING: the owner drains it, commits, and reports PartitionReleased."""
+    """ASSIGNED -> RELEASING: the owner finishes what runs, commits, and reports PartitionReleased."""
     assert partition.state == "assigned", f"only an assigned partition is asked back: {partition}"
     partition.state = "releasing"
 
@@ -75,6 +84,17 @@ def owner_gone(partition: PartitionState, worker: str, incarnation: str) -> bool
     return True
 
 
+def worked_off(partition: PartitionState) -> None:
+    """FREE -> DRAINED: its last owner released it at its end, and nothing comes any more."""
+    assert partition.state == "free", f"only what is released can be worked off: {partition}"
+    partition.drained = True
+
+
+def wanted_again(partition: PartitionState) -> None:
+    """DRAINED -> FREE: the deletion was taken back. Anything else stays as it is."""
+    partition.drained = False
+
+
 class Moves(NamedTuple):
     """What to do now: give free partitions away, ask assigned ones back. Ascending by partition."""
 
@@ -87,7 +107,8 @@ def share_out(partitions: Sequence[PartitionState], width: int, serving: Sequenc
 
     Each serving replica gets floor or ceil of buckets/replicas. A bucket stays with its holder while that one serves
     and is not above its share; the others go to the replica with the fewest, in the order of `serving`. With nobody
-    serving, assigned partitions are asked back and free ones stay free. Pure: the caller applies the moves.
+    serving, assigned partitions are asked back and free ones stay free; drained ones always do. Pure: the caller
+    applies the moves.
     """
     wanted = _wanted_owners(partitions, width, serving)
     give: list[tuple[PartitionState, ReplicaKey]] = []
@@ -95,7 +116,7 @@ def share_out(partitions: Sequence[PartitionState], width: int, serving: Sequenc
     for partition in partitions:
         owner = wanted.get(partition.partition % width)
         if partition.state == "free":
-            if owner is not None:
+            if owner is not None and not partition.drained:
                 give.append((partition, owner))
         elif partition.state == "assigned" and partition.owner != owner:
             take.append(partition)

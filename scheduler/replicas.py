@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
-from scheduler.partitions import released
+from scheduler.partitions import released, worked_off
 from scheduler.state import ModelState, ReplicaState
 from scheduler.step import Step
 from sie_stream.control import PartitionReleased, ReplicaFailed, ReplicaReady
@@ -68,10 +68,13 @@ def partition_released(step: Step, record: PartitionReleased) -> None:
         step.ignore()
         return
     partition = model.partitions[record.partition]
-    unasked = partition.state == "assigned"
+    # A drained one was asked for, also when the deletion has been taken back since. Then more may have come.
+    unasked = partition.state == "assigned" and not record.drained
     if not released(partition, record.worker, record.incarnation, record.placement_epoch):
         step.ignore()
         return
+    if record.drained and model.working_off:
+        worked_off(partition)
     if unasked:
         _notice_stopping(step, record)
     step.touch("placements", model.model)

@@ -122,7 +122,7 @@ def placement_row(model: ModelState) -> PlacementRow:
             worker=partition.owner.worker,
             incarnation=partition.owner.incarnation,
             placement_epoch=partition.epoch,
-            state=partition.state,
+            state="draining" if partition.state == "assigned" and model.working_off else partition.state,
         )
         for partition in model.partitions
         if partition.owner is not None and partition.state != "free"

@@ -87,7 +87,9 @@ class ModelState(Struct):
     applied_ms: int
     status: Literal["accepted", "deleting"] = "accepted"
     delete_at_ms: int = NEVER_MS
-    """When the partitions of a deleted model are asked back."""
+    """When the linger of a deleted model is over, so that it ends with what is in its topic."""
+    give_up_at_ms: int = NEVER_MS
+    """When a deleted model that is not worked off, and has no replica to do it, is dropped all the same."""
     topic_due_ms: int = NEVER_MS
     """When EnsureTopic is emitted (again), as long as no TopicEnsured answers it."""
     topic_failures: int = 0
@@ -125,6 +127,11 @@ class ModelState(Struct):
     def topic_ready(self) -> bool:
         """The topic has all the partitions that the present generation wants."""
         return len(self.partitions) >= LANES * self.width
+
+    @property
+    def working_off(self) -> bool:
+        """Deleted, and nothing is added to its topic any more: it serves to the end of that."""
+        return self.status == "deleting" and self.delete_at_ms == NEVER_MS
 
     def replica_at(self, worker: str, incarnation: str, placement_epoch: int) -> ReplicaState | None:
         for replica in self.replicas:

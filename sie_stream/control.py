@@ -101,7 +101,7 @@ class ReplicaFailed(Struct, frozen=True, tag=True):
 
 
 class PartitionReleased(Struct, frozen=True, tag=True):
-    """The worker drained the partition and has committed `offset`; sent after that commit succeeded."""
+    """The worker let the partition go and has committed `offset`; sent after that commit succeeded."""
 
     worker: str
     incarnation: str
@@ -110,6 +110,8 @@ class PartitionReleased(Struct, frozen=True, tag=True):
     placement_epoch: int
     """Epoch of the assignment that ended."""
     offset: int
+    drained: bool = False
+    """Asked by `draining`: everything that was in the partition is worked off, nothing is left behind."""
 
 
 class TopicEnsured(Struct, frozen=True, tag=True):
@@ -324,14 +326,21 @@ class ReplicaPlacement(Struct, frozen=True):
     launch: ModelLaunch
 
 
+PartitionOrder = Literal["assigned", "draining", "releasing"]
+
+
 class PartitionPlacement(Struct, frozen=True):
-    """Who works off one partition. `releasing`: drain it, commit, and report PartitionReleased."""
+    """Who works off one partition, and until when.
+
+    `assigned`: for good. `draining`: as assigned, but only to the end it has now, then PartitionReleased (`drained`).
+    `releasing`: start nothing more, finish what runs, commit it, and report PartitionReleased.
+    """
 
     partition: int
     worker: str
     incarnation: str
     placement_epoch: int
-    state: Literal["assigned", "releasing"]
+    state: PartitionOrder
 
 
 class PlacementRow(Struct, frozen=True):

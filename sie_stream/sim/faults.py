@@ -72,7 +72,8 @@ class Faults:
         """Worker -> (until when, by what factor) its engines run slower."""
         self.kill_engine: Callable[[Process], None] = lambda process: None
         self.new_version: Callable[[], None] = lambda: None
-        self.delete: Callable[[int], None] = lambda for_ms: None
+        self.delete: Callable[[int | None], None] = lambda for_ms: None
+        """For how long; None: for good."""
         self.counts: dict[str, int] = {}
         self._errors = BrokerErrors()
         self._slow_calls = SlowCalls(0.0)
@@ -126,7 +127,7 @@ class Faults:
                 self.new_version()
             case Delete():
                 self._count("delete")
-                self.delete(self._before_heal(fault.for_ms))
+                self.delete(None if self._chance(fault.for_good) else self._before_heal(fault.for_ms))
             case BrokerErrors() | SlowCalls():
                 raise AssertionError(f"{fault} is not a single event")
             case _:

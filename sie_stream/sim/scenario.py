@@ -163,6 +163,8 @@ class Delete(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
 
     every_ms: Span
     for_ms: Span
+    for_good: float = 0.0
+    """Share of the deletions after which the model is not declared again."""
 
 
 Fault = (

@@ -122,13 +122,14 @@ class Traffic:
     def declare_again(self) -> None:
         self.declare(self.world.random.choice(self.models))
 
-    def delete(self, for_ms: int) -> None:
-        """Delete a model and declare it again later."""
+    def delete(self, for_ms: int | None) -> None:
+        """Delete a model and declare it again later; `for_ms` None: never."""
         model = self.world.random.choice(self.models)
-        self.world.note(f"delete {model} for {for_ms} ms")
+        self.world.note(f"delete {model} {'for good' if for_ms is None else f'for {for_ms} ms'}")
         command = DeleteModel(model, "simulator")
         self._writer.write([LogWrite(self.names.cluster, encode_cluster(command), partition=0)])
-        self.world.after(for_ms, lambda: self.declare(model))
+        if for_ms is not None:
+            self.world.after(for_ms, lambda: self.declare(model))
 
     def ordered(self, model: str) -> bool:
         return int(model[1:]) % 3 == 1

@@ -226,3 +226,26 @@ def test_release_hands_the_partition_over(hand: Hand) -> None:
     hand.start("w1", "w1-a")
     hand.serve("w1", "w1-a")
     hand.wait_for_results(400)
+
+
+def test_a_draining_partition_is_read_to_its_end_also_past_markers(hand: Hand) -> None:
+    """What ingress wrote last in a partition is the marker of its transaction, which no reader is given."""
+    hand.start("w0", "w0-a")
+    hand.serve("w0", "w0-a")
+    ingress = KafkaTransactionalWriter(hand.settings.bootstrap_servers, "an-ingress")
+    ingress.init()
+    ingress.begin()
+    items = [work_item(f"r{number}", inputs=b'{"do":"sleep","seconds":0.003}') for number in range(200)]
+    ingress.write([LogWrite(hand.names.work("m"), encode_work(item), None, PARTITION) for item in items])
+    ingress.commit()
+    ingress.close()
+    # The broker writes the marker after it has answered the commit; 201 is one past it.
+    place = TopicPartition(hand.names.work("m"), PARTITION)
+    wait_until(lambda: hand.reader.end_offsets([place])[place] == 201, "the marker")
+    asked = PartitionPlacement(PARTITION, "w0", "w0-a", hand.epoch, "draining")
+    hand.publish(PlacementRow("m", hand.row.topic, hand.row.replicas, (asked,)))
+    released = wait_until(lambda: hand.reports(PartitionReleased), "the report that all is worked off", 60.0)[0]
+    assert isinstance(released, PartitionReleased)
+    assert released.drained
+    assert released.offset == hand.committed()
+    hand.wait_for_results(200)

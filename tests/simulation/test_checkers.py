@@ -9,7 +9,8 @@ import pytest
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
 from gpu_worker.committer import TransactionRunner
-from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded
+from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded, PartitionReadOut, WorkerEvent
+from gpu_worker.host import WorkerHost
 from gpu_worker.sim.engine import EngineScript
 from processors.ingress.events import CommitBatch
 from processors.ingress.host import IngressHost
@@ -129,6 +130,15 @@ class Repeater(SchedulerHost):
         super()._transact(writes, None)
 
 
+class Hurried(WorkerHost):
+    """Says that it read a draining partition to its end, without having looked where that is."""
+
+    def _read_out(self) -> list[WorkerEvent]:
+        said: list[WorkerEvent] = [PartitionReadOut(place, epoch) for place, (epoch, _) in self._to_drain.items()]
+        self._to_drain.clear()
+        return said
+
+
 class Unfenced(WorkerBody):
     writer_type = Unfenceable
 
@@ -177,6 +187,10 @@ def test_work_that_never_ends_is_noticed() -> None:
         return msgspec.structs.replace(scenario, settings={"engine_batch_timeout_ms": 3_600_000})
 
     assert failure_of("calm", with_body("worker", Sleeper), "not drained", change=patient)
+
+
+def test_a_deleted_model_that_is_not_worked_off_is_noticed() -> None:
+    assert failure_of("deletes", with_body("worker", broken(WorkerBody, host_type=Hurried)), "not drained")
 
 
 def test_a_request_taken_up_twice_is_noticed() -> None:

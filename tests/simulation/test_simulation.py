@@ -57,7 +57,8 @@ def test_all_seeds() -> None:
         }
         assert marks >= {
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
-            *("replica_draining", "model_deleted", "scheduler_elected", "snapshot", "metadata", "copy", "dead_letter"),
+            *("replica_draining", "model_draining", "model_deleted", "scheduler_elected"),
+            *("snapshot", "metadata", "copy", "dead_letter"),
         }
 
 

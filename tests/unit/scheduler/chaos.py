@@ -100,6 +100,8 @@ class World:
             released = before in self.ended
             assert released or before[:2] in self.gone, f"{place} was taken from {before} and given to {after}"
             assert after is None or after[2] > before[2], f"epochs must grow: {before} {after}"
+        for model in self.cluster.machine.state.models.values():
+            assert model.working_off or not any(p.drained for p in model.partitions), f"{model.model} is wanted"
         self.published = now
 
     def _check_memory(self) -> None:
@@ -205,16 +207,17 @@ class World:
             (model.model, partition)
             for model in self.cluster.machine.state.models.values()
             for partition in model.partitions
-            if partition.state == "releasing" and partition.owner is not None
+            if partition.state == "releasing" or (partition.state == "assigned" and model.working_off)
         ]
         if asked:
             name, partition = self.random.choice(asked)
             owner = partition.owner
             assert owner is not None
+            drained = partition.state == "assigned"
             if self.running.get(owner.worker) == owner.incarnation:
                 self.send(
                     PartitionReleased(
-                        owner.worker, owner.incarnation, name, partition.partition, partition.epoch, offset=1
+                        owner.worker, owner.incarnation, name, partition.partition, partition.epoch, 1, drained
                     )
                 )
 

@@ -158,6 +158,15 @@ class Cluster:
             )
         return len(releasing)
 
+    def drain(self, name: str = "churn", most: int = 1_000) -> int:
+        """Workers report partitions of a deleted model as worked off. Returns how many."""
+        assert self.model(name).working_off
+        held = [(p, p.owner) for p in self.model(name).partitions if p.owner is not None][:most]
+        for partition, (worker, incarnation, _) in held:
+            number, epoch = partition.partition, partition.epoch
+            self.append(PartitionReleased(worker, incarnation, name, number, epoch, offset=10, drained=True))
+        return len(held)
+
     def fence(self, commands: list[SchedulerCommand]) -> None:
         """Carry out the fences among the commands."""
         for command in commands:

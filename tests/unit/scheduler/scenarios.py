@@ -157,7 +157,7 @@ def deleted() -> Cluster:
     cluster.make_ready()
     cluster.append(DeleteModel("churn", actor="ann"))
     cluster.wait(5_250, (("w0", "a"), ("w1", "b")))
-    cluster.release()
+    cluster.drain()
     return cluster
 
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, owner_gone, released, share_out
+from scheduler.partitions import (
+    PartitionState,
+    ReplicaKey,
+    ask_back,
+    assign,
+    owner_gone,
+    released,
+    share_out,
+    wanted_again,
+    worked_off,
+)
 
 LANES = 3
 A, B, C = (ReplicaKey(worker, f"{worker}-1", 1) for worker in ("a", "b", "c"))
@@ -47,6 +57,20 @@ def test_a_release_must_name_the_present_assignment() -> None:
     assert not released(partition, "a", "a-1", 10), "the same release twice"
     with pytest.raises(AssertionError, match="epochs only grow"):
         assign(partition, B, epoch=10)
+
+
+def test_a_drained_partition_is_given_to_nobody_until_it_is_wanted_again() -> None:
+    partitions = owned(2, A, None)
+    first = partitions[0]
+    with pytest.raises(AssertionError, match="only what is released"):
+        worked_off(first)
+    released(first, "a", "a-1", 10)
+    worked_off(first)
+    with pytest.raises(AssertionError, match="nothing is left"):
+        assign(first, A, epoch=11)
+    assert first not in [partition for partition, _ in share_out(partitions, 2, [A]).assign]
+    wanted_again(first)
+    assert first in [partition for partition, _ in share_out(partitions, 2, [A]).assign]
 
 
 def test_a_gone_owner_frees_only_its_own() -> None:

@@ -111,6 +111,11 @@ class World:
             held = next(one for one in self.rows[model].partitions if one.partition == number)
             self._partitions(model, [number], held.incarnation, held.placement_epoch, "releasing")
 
+    def drain(self, model: str, numbers: list[int]) -> None:
+        for number in numbers:
+            held = next(one for one in self.rows[model].partitions if one.partition == number)
+            self._partitions(model, [number], held.incarnation, held.placement_epoch, "draining")
+
     def take_away(self, model: str) -> None:
         row = self.rows[model]
         self.publish(PlacementRow(row.model, row.topic, row.replicas, ()))
