@@ -37,10 +37,10 @@ class RouteFollower:
                 return tuple(rows)
         raise FatalLogError(f"{self._topic}: the route table could not be read within {TABLE_STEPS_MAX} polls")
 
-    def changes(self) -> tuple[RouteChange, ...]:
-        """What was published since the last call; does not wait."""
+    def changes(self, wait_ms: int = 0) -> tuple[RouteChange, ...]:
+        """What was published since the last call; waits for something at most `wait_ms`."""
         try:
-            records = self._reader.poll(POLL_MAX, 0)
+            records = self._reader.poll(POLL_MAX, wait_ms)
         except Retriable:
             return ()
         return tuple(self._rows(records))

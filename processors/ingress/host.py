@@ -36,6 +36,11 @@ IDLE_WAIT_MS = 100
 SHARED_WAIT_MS = 5
 """How long an idle turn waits: on the only group, or on each of several."""
 ABORTS_IN_A_ROW_MAX = 100
+PACE_MS = 10.0
+"""Least time between two turns that find little. A transaction costs the broker the same for one record as for a
+thousand; one after another, they would take a whole core from those who answer."""
+LITTLE = 256
+"""Records. A turn that finds more has waited long enough."""
 
 
 class IngressHost:
@@ -53,6 +58,9 @@ class IngressHost:
         self._sources: dict[str, Source] = {}
         self._window = WindowReader(settings.dedupe_window_ms, ports.clock)
         self._busy = False
+        self._found = 0
+        """Records of the last turn."""
+        self._turned_at = 0.0
         self._aborts_in_a_row = 0
         self._registry_reader = ports.make_reader(f"{settings.topics.ingress_group}.schemas")
         self._registry = SchemaTableFollower(self._registry_reader, settings.topics.schemas, ports.clock)
@@ -73,7 +81,8 @@ class IngressHost:
 
     def turn(self) -> int:
         """One turn; waits at most IDLE_WAIT_MS. Returns how many records were settled. Raises Fenced, FatalLogError."""
-        changed = self._routes.changes()
+        changed = self._routes.changes(self._pause_ms())
+        self._turned_at = self._ports.clock.monotonic_ms()
         if changed:
             self._apply(changed)
         self._join_new_topics()
@@ -83,11 +92,17 @@ class IngressHost:
             self._watcher.event("schema_ignored", problem=self._registry.problems.pop())
         batches = self._gather()
         self._busy = bool(batches)
+        self._found = settled = sum(len(batch.records) for batch in batches)
         if not batches:
             return 0
         commands = self.machine.decide([RecordsPolled(batches, self._ports.clock.now_ms())])
-        settled = sum(len(batch.records) for batch in batches)
         return settled if self._act(commands) else 0
+
+    def _pause_ms(self) -> int:
+        """What is left of PACE_MS after a turn that found little."""
+        if not 0 < self._found < LITTLE:
+            return 0
+        return max(0, int(self._turned_at + PACE_MS - self._ports.clock.monotonic_ms()))
 
     def close(self) -> None:
         """Leave the groups. Nothing is open between turns."""

@@ -9,6 +9,8 @@ from threading import Thread
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sie_stream.cli.cluster import Layout
+from tests.bench.pipeline import groups
+from tests.bench.usage import Usage
 from tests.bench.workload import MODEL, number_of, requests
 from tests.bench.world import engine, world
 
@@ -39,7 +41,9 @@ def run(quick: bool) -> dict[str, float]:
         gc.freeze()
         reading = Thread(target=read, args=(consumer, seen_at), daemon=True)
         reading.start()
+        usage, started = Usage(groups(sie, here.broker.pid)), time.monotonic()
         send(here.bootstrap, sie.topics.requests, sent_at)
+        shares = {f"cores_{name}": spent / (time.monotonic() - started) for name, spent in usage.seconds().items()}
         reading.join(30)
         gc.unfreeze()
         assert not reading.is_alive(), (
@@ -54,6 +58,7 @@ def run(quick: bool) -> dict[str, float]:
         "p90_ms": took_ms[len(took_ms) * 9 // 10],
         "p99_ms": took_ms[len(took_ms) * 99 // 100],
         "max_ms": took_ms[-1],
+        **shares,
     }
 
 

@@ -12,7 +12,13 @@ from confluent_kafka import Producer
 MODEL = "iris-logreg"
 MODELS_DIR = Path(__file__).parents[2] / ".models"
 REQUEST_BYTES = 200
-PRODUCE_SETTINGS = {"compression.type": "lz4", "linger.ms": 5, "queue.buffering.max.messages": 300_000, "acks": "all"}
+PRODUCE_SETTINGS = {
+    "compression.type": "lz4",
+    "linger.ms": 5,
+    "queue.buffering.max.messages": 300_000,
+    "acks": "all",
+    "log_level": 3,
+}
 ID_DIGITS = 9
 
 
