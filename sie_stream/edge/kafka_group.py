@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from sie_stream.edge.kafka_config import reader_config
 from sie_stream.edge.kafka_errors import from_exception, logger, retry_until
+from sie_stream.edge.kafka_pulse import Pulse
 from sie_stream.edge.kafka_reader import (
     FETCH_WAIT_MS,
     OFFSET_EARLIEST,
@@ -60,6 +61,7 @@ class KafkaGroupReader:
             config["group.instance.id"] = instance_id
         self._consumer = Consumer(config | dict(overrides or {}), logger=logger)
         self._positions = LostPositions(self._consumer)
+        self._pulse = Pulse(f"no membership in group {group}")
         self._events: GroupEvents | None = None
         self._assigned: dict[TopicPartition, None] = {}
         self._revoked_in_poll: set[TopicPartition] = set()
@@ -74,9 +76,15 @@ class KafkaGroupReader:
             raise from_exception(raised, f"subscribe {list(topics)}") from raised
 
     def poll(self, records_max: int, wait_ms: int) -> list[LogRecord]:
-        """Records of partitions this member owns when poll returns. Raises Fenced when its instance id was taken."""
+        """Records of partitions this member owns when poll returns.
+
+        Raises Fenced when its instance id was taken, FatalLogError when it has been outside its group for too long.
+        """
         self._revoked_in_poll.clear()
         messages = poll_messages(self._consumer, records_max, wait_ms)
+        if messages or self._consumer.memberid():
+            self._pulse.alive()
+        self._pulse.check()
         if not messages:
             return []
         records = to_records(messages)

@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from sie_stream.edge.kafka_config import writer_config
 from sie_stream.edge.kafka_errors import classify, from_exception, kafka_error, logger, retry_until
 from sie_stream.edge.kafka_group import KafkaGroupReader
+from sie_stream.edge.kafka_pulse import Pulse
 from sie_stream.edge.kafka_reader import GONE_CODES, KafkaReader
 from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
@@ -294,10 +295,20 @@ class KafkaPlainWriter:
             "message.timeout.ms": delivery_timeout_ms,
         }
         self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max)
+        self._pulse = Pulse("nothing could be delivered")
+        self._waiting = 0
 
     def write(self, writes: Iterable[LogWrite]) -> None:
-        """Raises RecordTooLarge with nothing enqueued, or Retriable with the records before the failing one sent."""
+        """Raises RecordTooLarge with nothing enqueued, or Retriable with the records before the failing one sent.
+
+        FatalLogError when earlier records have been waiting for delivery for longer than any passing trouble lasts.
+        """
+        waiting = len(self._outbox.producer)
+        if waiting == 0 or waiting < self._waiting:  # less than at the last call: something was delivered since
+            self._pulse.alive()
+        self._pulse.check()
         self._outbox.enqueue(writes)
+        self._waiting = len(self._outbox.producer)
 
     def flush(self, wait_ms: int) -> None:
         """Raises the first delivery error since the last flush, or Retriable when records are still on their way."""

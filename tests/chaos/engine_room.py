@@ -17,6 +17,7 @@ from sie_stream.cli.demo.proof import prove
 from sie_stream.cli.demo.tally import Tally
 from sie_stream.cli.demo.traffic import DemoModel, load_models
 from sie_stream.client.requests import Request, to_write
+from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 from tests.waiting import wait_until
@@ -42,6 +43,7 @@ class EngineRoom:
         self.models = models
         self._label = label
         self.sent = 0
+        self._unconfirmed: list[LogWrite] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
         connection = cluster.connection
@@ -58,7 +60,24 @@ class EngineRoom:
         started = time.monotonic()
         while not self._stopping.wait(TICK_S):
             due = int((time.monotonic() - started) * RATE)
-            self._writer.write([self._next() for _ in range(due - self.sent)])
+            self._send([self._next() for _ in range(due - self.sent)])
+
+    def _send(self, writes: list[LogWrite]) -> None:
+        """As a careful client: what is not confirmed is sent again by a new producer when the old one gives up.
+
+        The ids stay the same, so a copy that had arrived is dropped by ingress.
+        """
+        self._unconfirmed += writes
+        try:
+            self._writer.write(writes)
+            self._writer.flush(0)
+        except Retriable:
+            return
+        except FatalLogError:
+            self._writer = self.cluster.connection.plain_writer()
+            self._writer.write(self._unconfirmed)
+            return
+        self._unconfirmed = []
 
     def _next(self) -> LogWrite:
         model = self.models[self.sent % len(self.models)]
