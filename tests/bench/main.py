@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{name} ...", end=" ")
         results[name] = wanted[name](options.quick)
         console.print(f"{time.monotonic() - started:.0f} s")
+        write(options.json, about, results)  # after each: what is measured is not lost with a later one
     met = show(console, results)
-    write(options.json, about, results)
     if options.baseline:
         assert len(figures(results, GOALS)) == len(GOALS), "a baseline needs every scenario"
         assert not options.quick, "a baseline needs the whole length"

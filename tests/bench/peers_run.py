@@ -14,7 +14,7 @@ from tests.bench.drain import Drain
 from tests.bench.workload import MODEL, MODELS_DIR
 from tests.bench.world import ROOT, jobs, world
 
-RECORDS = {"faust": 10_000, "quix": 40_000}
+RECORDS = {"faust": 5_000, "quix": 40_000}
 QUICK = 5
 
 
