@@ -31,7 +31,7 @@ from sie_stream.errors import SieError
 
 MODELS_MIN = 117
 TICK_S = 0.01
-DRAIN_S = 45.0
+DRAIN_S = 60.0
 KILL_AT = 0.35
 """Share of the requests sent when a worker is killed."""
 VICTIM = "worker-0"
@@ -44,8 +44,8 @@ class DemoFailed(SieError):
 
 
 def demo(
-    rate: Annotated[int, typer.Option(help="Requests per second.", min=1)] = 800,
-    seconds: Annotated[int, typer.Option(help="How long to send.", min=1, max=3600)] = 20,
+    rate: Annotated[int, typer.Option(help="Requests per second.", min=1)] = 400,
+    seconds: Annotated[int, typer.Option(help="How long to send.", min=1, max=3600)] = 15,
     workers: Annotated[int, typer.Option(help="Worker processes.", min=2, max=16)] = 2,
     keep: Annotated[bool, typer.Option("--keep", help="Keep logs and topic data in .sie/demo.")] = False,
     output: OutputOption = OutputFormat.TABLE,
