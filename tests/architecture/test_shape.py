@@ -25,7 +25,6 @@ ARCHITECTURE_LINES_MAX = 250
 # "file::function" or "file" -> lines it has today. Never raise a number; lower it when the thing shrinks.
 LONG_FUNCTIONS: dict[str, int] = {}
 LONG_FILES: dict[str, int] = {
-    "tests/unit/scheduler/test_machine.py": 513,
     "tests/unit/worker/test_worker.py": 576,
 }
 BROAD_HANDLERS: dict[str, int] = {

@@ -21,6 +21,7 @@ from sie_stream.control import (
     PlacementRow,
     PublishState,
     RecordDecision,
+    ReplicaFailed,
     ReplicaReady,
     SchedulerCommand,
     SchedulerElected,
@@ -30,6 +31,7 @@ from sie_stream.control import (
     WorkerHeartbeat,
     WorkerJoined,
 )
+from sie_stream.ids import instance_id
 from sie_stream.settings import Settings
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
@@ -184,3 +186,28 @@ def decisions(commands: list[SchedulerCommand], kind: str = "") -> list[Decision
 
 def kinds(commands: list[SchedulerCommand]) -> list[str]:
     return [decision.kind for decision in decisions(commands)]
+
+
+TWO = {"min": 1, "max": 2}
+INSTANCE = instance_id("churn")
+
+
+def running() -> Cluster:
+    """Two workers and a ready model on w0."""
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.append(joined("w1", "b"))
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.make_ready()
+    return cluster
+
+
+def fail(cluster: Cluster, name: str = "churn") -> None:
+    replica = next(replica for replica in cluster.model(name).replicas if replica.state == "loading")
+    version = cluster.model(name).launches[replica.generation].version
+    cluster.append(
+        ReplicaFailed(
+            replica.worker, replica.incarnation, name, version, replica.placement_epoch, "weights_missing", "no file."
+        )
+    )
