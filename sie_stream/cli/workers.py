@@ -9,6 +9,7 @@ from scheduler.machine import SchedulerMachine
 from scheduler.snapshots import newest_snapshot
 from scheduler.state import ClusterState
 from schemas.codec import decode_cluster
+from schemas.wire import CodecError
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicPartition
@@ -22,7 +23,11 @@ def cluster_state(connection: Connection) -> ClusterState:
         machine = SchedulerMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
         since = {TopicPartition(topics.cluster, 0): machine.state.next_offset}
         for record in read_to_end(reader, topics.cluster, since):
-            machine.step(record.offset, record.timestamp_ms, decode_cluster(record.value or b""))
+            try:
+                fact = decode_cluster(record.value or b"")
+            except CodecError:
+                continue  # the scheduler skips it too, and says so in its log
+            machine.step(record.offset, record.timestamp_ms, fact)
         return machine.state
     finally:
         reader.close()
