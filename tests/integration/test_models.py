@@ -23,6 +23,10 @@ FOLDERS = sorted(file.parent for file in MODELS.glob("*/model-spec.yaml"))
 
 pytestmark = pytest.mark.integration
 
+# On import, skops looks through every module that is loaded, and transformers breaks when it is looked through. Engine
+# processes hold one backend each and never meet this; this session also collects test_smollm2, so skops comes first.
+load_backend("sklearn", SystemClock())
+
 
 @cache
 def backend(name: str) -> Backend:
