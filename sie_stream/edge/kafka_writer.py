@@ -303,6 +303,7 @@ class KafkaPlainWriter:
 
         FatalLogError when earlier records have been waiting for delivery for longer than any passing trouble lasts.
         """
+        self._outbox.producer.poll(0)  # reports of what was delivered count as waiting until they are taken
         waiting = len(self._outbox.producer)
         if waiting == 0 or waiting < self._waiting:  # less than at the last call: something was delivered since
             self._pulse.alive()
