@@ -8,6 +8,7 @@ when a goal is not met: the machine should have nothing else to do.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -43,6 +44,7 @@ def scenarios(peers_python: Path) -> dict[str, Scenario]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     console = Console()
+    logging.getLogger("sie_stream.kafka").setLevel(logging.ERROR)  # a broker that has just started says so a lot
     if not (MODELS_DIR / MODEL / "model-spec.yaml").exists():
         console.print(f"no model {MODEL} in {MODELS_DIR}: run `make models` first")
         return 1
