@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from schemas.codec import decode_result
 from sie_stream.client.requests import InferenceResult, from_record
-from sie_stream.errors import LogError, Retriable
+from sie_stream.errors import Retriable, SieError
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
 
@@ -23,6 +23,7 @@ class ResultWatcher:
         self._reader = reader
         self._waiting: dict[str, Future[InferenceResult]] = {}
         self._lock = threading.Lock()
+        self._failed: SieError | None = None
         self._stopping = threading.Event()
         partitions = [TopicPartition(topic, number) for number in range(reader.partitions_of(topic))]
         reader.assign(reader.end_offsets(partitions))
@@ -32,6 +33,8 @@ class ResultWatcher:
     def expect(self, request_id: str) -> Future[InferenceResult]:
         """A future for the terminal record of `request_id`; call it before the request is sent."""
         with self._lock:
+            if self._failed is not None:
+                raise self._failed
             future = self._waiting.get(request_id)
             if future is None:
                 future = self._waiting[request_id] = Future()
@@ -46,7 +49,7 @@ class ResultWatcher:
         try:
             while not self._stopping.is_set():
                 self._take_batch()
-        except LogError as error:
+        except SieError as error:  # raised again for whoever waits, now or later
             self._fail_all(error)
         finally:
             self._reader.close()
@@ -65,8 +68,9 @@ class ResultWatcher:
             if future is not None:
                 future.set_result(from_record(result))
 
-    def _fail_all(self, error: LogError) -> None:
+    def _fail_all(self, error: SieError) -> None:
         with self._lock:
+            self._failed = error
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(error)
