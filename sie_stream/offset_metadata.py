@@ -14,7 +14,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 
 METADATA_CHARS_MAX = 4_095
-"""Kafka's default offset.metadata.max.bytes is 4096, and Kafka 4.4 refuses 4,096 characters."""
+"""Kafka's default offset.metadata.max.bytes is 4096, and Kafka refuses 4,096 characters."""
 HEADER_BYTES = 5
 PAYLOAD_BYTES_MAX = METADATA_CHARS_MAX * 3 // 4 - HEADER_BYTES
 BITSET = 1

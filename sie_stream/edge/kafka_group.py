@@ -26,6 +26,7 @@ from sie_stream.edge.kafka_reader import (
     poll_messages,
     to_records,
 )
+from sie_stream.edge.kafka_stuck import close_client
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupEvents
 from sie_stream.records import LogRecord
@@ -111,7 +112,7 @@ class KafkaGroupReader:
         return self._consumer.consumer_group_metadata()
 
     def close(self) -> None:
-        self._consumer.close()
+        close_client(self._consumer.close)
 
     def _seek(self, place: TopicPartition, offset: int) -> None:
         try:

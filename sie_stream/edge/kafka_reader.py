@@ -9,6 +9,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from sie_stream.edge.kafka_config import reader_config
 from sie_stream.edge.kafka_errors import RETRIABLE_CODES, classify, from_exception, logger
+from sie_stream.edge.kafka_stuck import close_client
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, LogRecord
 
@@ -257,4 +258,4 @@ class KafkaReader:
         return self._membership
 
     def close(self) -> None:
-        self._consumer.close()
+        close_client(self._consumer.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from sie_stream.edge.kafka_errors import classify, from_exception, kafka_error, 
 from sie_stream.edge.kafka_group import KafkaGroupReader
 from sie_stream.edge.kafka_pulse import Pulse
 from sie_stream.edge.kafka_reader import GONE_CODES, KafkaReader
+from sie_stream.edge.kafka_stuck import NeverReturned, close_client, within
 from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupReader, LogReader
@@ -36,14 +36,6 @@ def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
             size += sum(len(name) + len(value) for name, value in write.headers)
         if size > record_bytes_max:
             raise RecordTooLarge(f"record of {size} bytes for {write.topic}: at most {record_bytes_max} bytes allowed")
-
-
-def close_producer(producer: Producer) -> None:
-    """Close; what was not delivered by then is dropped. A broken producer complains about its past: told."""
-    try:
-        producer.close()
-    except KafkaException as raised:
-        logger.info("close: %s", raised)
 
 
 class _Outbox:
@@ -199,30 +191,18 @@ class KafkaTransactionalWriter:
             self._readers.append(reader)
 
     def _watched(self, call: Callable[[], None], timeout_s: float) -> None:
-        """Run a call that may never return, on a thread of its own (0.1 ms). Raises FatalLogError when it does not.
+        """Raises FatalLogError when the call does not return.
 
         librdkafka 2.16 gives up on the group's coordinator after three FindCoordinator answers of "not available"
         (15 ms with our short backoff, seen while a broker starts), and then forgets whom it should have told: the
         call waits for ever, whatever its timeout. The client is lost; a new one settles the transaction.
         """
-        outcome: list[Exception | None] = []
-
-        def run() -> None:
-            try:
-                call()
-            except KafkaException as raised:
-                outcome.append(raised)
-            else:
-                outcome.append(None)
-
-        thread = threading.Thread(target=run, name="send_offsets", daemon=True)
-        thread.start()
-        thread.join(timeout_s + STUCK_AFTER_S)
-        if not outcome:
+        try:
+            within(timeout_s + STUCK_AFTER_S, call)
+        except NeverReturned as lost:
             self._stuck = True
-            raise FatalLogError(f"send offsets of {self.transactional_id}: no answer long after {timeout_s:.0f} s")
-        if outcome[0] is not None:
-            raise outcome[0]
+            message = f"send offsets of {self.transactional_id}: no answer long after {timeout_s:.0f} s"
+            raise FatalLogError(message) from lost
 
     def commit(self) -> None:
         """Raises TransactionAborted (call abort()), RecordTooLarge (the topic's limit is lower than ours; call
@@ -252,7 +232,7 @@ class KafkaTransactionalWriter:
             return  # closing would wait for the call that never returns
         self._producer.purge()
         if self._fenced is None:
-            close_producer(self._producer)
+            close_client(self._producer.close)
 
     def _call(self, doing: str, call: Callable[[float], None], budget_ms: int) -> None:
         """One transactional call, repeated while the client says that it may be."""
@@ -321,4 +301,4 @@ class KafkaPlainWriter:
             raise Retriable(f"{left} records not delivered within {wait_ms} ms")
 
     def close(self) -> None:
-        close_producer(self._outbox.producer)
+        close_client(self._outbox.producer.close)

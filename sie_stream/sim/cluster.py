@@ -16,7 +16,7 @@ Hook = Callable[[str, str], None]
 """Called with (operation, client); raises a LogError to make that operation fail."""
 
 METADATA_CHARS_MAX = 4_095
-"""Kafka 4.4 refuses 4,096 characters at its default offset.metadata.max.bytes = 4096."""
+"""Kafka refuses 4,096 characters at its default offset.metadata.max.bytes = 4096."""
 RECORD_BATCH_MAX = 1_048_588
 """Kafka's default max.message.bytes."""
 NEVER = 1 << 62

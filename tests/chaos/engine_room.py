@@ -7,13 +7,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from schemas.codec import decode_result
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs
-from sie_stream.cli.demo.proof import prove
+from sie_stream.cli.demo.proof import prove, read_committed, request_id
 from sie_stream.cli.demo.tally import Tally
 from sie_stream.cli.demo.traffic import DemoModel, load_models
 from sie_stream.client.requests import Request, to_write
@@ -106,7 +108,7 @@ class EngineRoom:
 
         wait_until(looked, what, timeout_s)
 
-    def prove_all(self, timeout_s: float) -> dict[str, object]:
+    def prove_all(self, timeout_s: float) -> dict[str, Any]:
         """Stop the load, wait for every answer, and let the witness count. Returns the proof."""
         self._stopping.set()
         self._thread.join(30)
@@ -114,6 +116,22 @@ class EngineRoom:
         self.watch_until(lambda: self.tally.terminal >= self.sent, "all answers", timeout_s)
         self.tally.close()
         return prove(self.cluster.settings.bootstrap_servers)
+
+
+def whereabouts(bootstrap: str, request_ids: Collection[str]) -> list[str]:
+    """Every copy of these requests and of their terminal records: the first thing to know when one is doubled."""
+    lines = []
+    for message in read_committed(bootstrap, "sie.requests"):
+        name = request_id(message)
+        if name in request_ids:
+            place = f"requests[{message.partition()}]@{message.offset()} t={message.timestamp()[1]}"
+            lines.append(f"{name} asked {place} key={message.key()}")
+    for message in read_committed(bootstrap, "sie.results"):
+        result = decode_result(message.value())
+        if result.request_id in request_ids:
+            place = f"results[{message.partition()}]@{message.offset()} t={message.timestamp()[1]}"
+            lines.append(f"{result.request_id} ended {place} {result.status} {result.timings_ms} {result.provenance}")
+    return sorted(lines)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from zoo.build import remove_strangers
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
 def zoo_build(*arguments: str) -> subprocess.CompletedProcess[str]:
