@@ -123,7 +123,7 @@ def _offers(state: ClusterState, without: ReplicaState | None = None) -> tuple[D
                 reserved[replica.worker, replica.device] = (memory + replica.memory_bytes, count + 1)
     offers: list[DeviceOffer] = []
     for worker in state.workers.values():
-        if worker.status != "live" or worker.stopping:
+        if worker.status != "live" or worker.stopping or worker.worker in state.cordons:
             continue
         for device in worker.devices:
             memory, count = reserved.get((worker.worker, device.device), (0, 0))
@@ -234,9 +234,12 @@ def _make_room(step: Step, model: ModelState, refused: Unplaceable) -> bool:
 
 
 def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
-    """The replicas that should hold the partitions now."""
+    """The replicas that should hold the partitions now. Leaving ones do until those that stay are enough."""
     ready = [r for r in model.replicas if r.state == "ready" and state.takes_work(r.worker, r.incarnation)]
     new = [replica for replica in ready if replica.generation == model.generation]
+    staying = [replica for replica in new if not replica.leaving]
+    if len(staying) >= model.replicas_wanted or (staying and model.unplaced):
+        new = staying
     old = [replica for replica in ready if replica.generation != model.generation]
     if not old or not new:
         return new or old
@@ -245,9 +248,11 @@ def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
 
 def _settle(step: Step, model: ModelState) -> None:
     """Hand over to the present generation when it can serve, share out the partitions, retire who has none."""
+    _let_surplus_go(model)
     serving = _serving(step.state, model)
     if serving and serving[0].generation == model.generation:
         _drain_older(step, model)
+        _drain_leaving(step, model, serving)
     _publish_route(step, model)
     if model.partitions:
         moves = share_out(model.partitions, len(model.partitions) // model.route.lanes, [r.key for r in serving])
@@ -281,10 +286,41 @@ def _drain_older(step: Step, model: ModelState) -> None:
             step.touch("instances", model.model)
 
 
+def _let_surplus_go(model: ModelState) -> None:
+    """More replicas than are wanted: those placed last leave, loading ones first."""
+    present = model.present()
+    surplus = len(present) - model.replicas_wanted
+    if surplus > 0:
+        for replica in sorted(present, key=lambda r: (r.state == "loading", r.placement_epoch))[-surplus:]:
+            replica.leaving = True
+
+
+def _drain_leaving(step: Step, model: ModelState, serving: list[ReplicaState]) -> None:
+    """New before old: those that stay serve, so the replicas of a draining worker hand over."""
+    for replica in model.replicas:
+        if replica.leaving and replica.state == "ready" and replica not in serving:
+            replica.state = "draining"
+            step.decide(
+                "replica_draining",
+                model.model,
+                _why_leaving(step, model, replica, serving),
+                chosen={"worker": replica.worker, "device": replica.device, "memory_bytes": replica.memory_bytes},
+                do_nothing="It would keep its memory, and its worker could not be stopped without interrupting it.",
+            )
+            step.touch("instances", model.model)
+
+
+def _why_leaving(step: Step, model: ModelState, leaving: ReplicaState, serving: list[ReplicaState]) -> str:
+    others = ", ".join(replica.worker for replica in serving) or "nobody"
+    if leaving.worker in step.state.cordons:
+        return f"{leaving.worker} is being drained, and {others} can serve without it."
+    return f"{model.replicas_wanted} replicas are wanted, and {others} can serve without this one."
+
+
 def _retire(step: Step, model: ModelState) -> None:
-    """Unlist older replicas that hold no partition any more, and those that never got to serve."""
+    """Unlist older and leaving replicas that hold no partition any more, and those that never got to serve."""
     holders = {partition.owner for partition in model.partitions}
-    for old in model.older():
+    for old in [r for r in model.replicas if r.leaving or r.generation != model.generation]:
         if old.state == "ready" or old.key in holders:
             continue
         model.replicas.remove(old)
@@ -292,7 +328,9 @@ def _retire(step: Step, model: ModelState) -> None:
         step.decide(
             "replica_retired",
             model.model,
-            "It belongs to an older version and holds no partition.",
+            "It is leaving (a drained worker, or one replica too many) and holds no partition."
+            if old.leaving
+            else "It belongs to an older version and holds no partition.",
             chosen={
                 "worker": old.worker,
                 "device": old.device,

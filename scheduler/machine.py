@@ -18,6 +18,7 @@ from scheduler.declarations import (
     topic_ensured,
     topic_failed,
 )
+from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
     fence_lost_again,
@@ -34,7 +35,9 @@ from scheduler.step import Step
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
+    CordonWorker,
     DeleteModel,
+    DrainWorker,
     PartitionReleased,
     ReplicaFailed,
     ReplicaReady,
@@ -43,6 +46,7 @@ from sie_stream.control import (
     Tick,
     TopicEnsured,
     TopicFailed,
+    UncordonWorker,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -69,6 +73,7 @@ class SchedulerMachine:
         dispatch(step, record)
         if step.dirty or step.capacity_freed:
             converge(step)
+            say_drained(step)
         return step.commands()
 
 
@@ -93,6 +98,12 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             apply_model(step, record)
         case DeleteModel():
             delete_model(step, record)
+        case CordonWorker():
+            cordon_worker(step, record)
+        case DrainWorker():
+            drain_worker(step, record)
+        case UncordonWorker():
+            uncordon_worker(step, record)
         case WorkerJoined():
             worker_joined(step, record)
         case WorkerExited():

@@ -24,6 +24,14 @@ NEVER_MS = 1 << 62
 """A time that does not come."""
 
 
+class Cordon(Struct, frozen=True):
+    """A worker taken out of service by a person (see maintenance.py)."""
+
+    phase: Literal["cordoned", "draining", "drained"]
+    since_ms: int
+    actor: str
+
+
 class WorkerState(Struct):
     """The present incarnation of one worker, and the incarnations it replaced."""
 
@@ -60,6 +68,8 @@ class ReplicaState(Struct):
     memory_bytes: int
     placed_ms: int
     state: Literal["loading", "ready", "draining"] = "loading"
+    leaving: bool = False
+    """Its worker is being drained: it serves until its replacement does."""
 
     @property
     def key(self) -> ReplicaKey:
@@ -143,8 +153,8 @@ class ModelState(Struct):
         return None
 
     def present(self) -> list[ReplicaState]:
-        """Replicas of the present generation that load or serve."""
-        return [r for r in self.replicas if r.generation == self.generation and r.state != "draining"]
+        """Replicas of the present generation that load or serve, and are to stay."""
+        return [r for r in self.replicas if r.generation == self.generation and r.state != "draining" and not r.leaving]
 
     def older(self) -> list[ReplicaState]:
         """Replicas of earlier generations that still serve or drain."""
@@ -163,6 +173,8 @@ class ClusterState(Struct):
     """The leader has not ticked yet: on its first tick, side effects without an outcome are asked for again."""
     last_tick_ms: int = 0
     workers: dict[str, WorkerState] = field(default_factory=dict)
+    cordons: dict[str, Cordon] = field(default_factory=dict)
+    """By worker, of any incarnation."""
     models: dict[str, ModelState] = field(default_factory=dict)
     topic_widths: dict[str, int] = field(default_factory=dict)
     """{model: width} of every work topic that was ever ensured. A topic never shrinks, and outlives its model."""

@@ -26,6 +26,25 @@ class DeleteModel(Struct, frozen=True, tag=True):
     actor: str = ""
 
 
+class CordonWorker(Struct, frozen=True, tag=True):
+    """Place nothing new on this worker. Holds for every incarnation of it, until UncordonWorker."""
+
+    worker: str
+    actor: str = ""
+
+
+class DrainWorker(Struct, frozen=True, tag=True):
+    """Cordon it, and move what runs there elsewhere."""
+
+    worker: str
+    actor: str = ""
+
+
+class UncordonWorker(Struct, frozen=True, tag=True):
+    worker: str
+    actor: str = ""
+
+
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
 
@@ -143,6 +162,9 @@ class Tick(Struct, frozen=True, tag=True):
 ClusterRecord = (
     ApplyModel
     | DeleteModel
+    | CordonWorker
+    | DrainWorker
+    | UncordonWorker
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerExited

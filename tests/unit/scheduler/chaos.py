@@ -13,7 +13,9 @@ from msgspec import Raw
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
+    CordonWorker,
     DeleteModel,
+    DrainWorker,
     EnsureTopic,
     FenceWorker,
     PartitionReleased,
@@ -24,6 +26,7 @@ from sie_stream.control import (
     Tick,
     TopicEnsured,
     TopicFailed,
+    UncordonWorker,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -65,6 +68,7 @@ class World:
         self.undone += [c for c in commands if isinstance(c, FenceWorker | EnsureTopic)]
         self._check_owners()
         self._check_memory()
+        self._check_cordons()
         for decision in decisions(commands):
             assert decision.reason, decision
             assert decision.subject, decision
@@ -114,13 +118,22 @@ class World:
             for device in worker.devices:
                 assert used.get((worker.worker, device.device), 0) <= device.memory_bytes
 
+    def _check_cordons(self) -> None:
+        """Nothing is placed on a worker that is out of service, and one that is drained holds nothing."""
+        state = self.cluster.machine.state
+        for model in state.models.values():
+            for replica in model.replicas:
+                cordon = state.cordons.get(replica.worker)
+                fresh = replica.placement_epoch == state.next_offset - 1
+                assert cordon is None or (not fresh and cordon.phase != "drained"), (replica, cordon)
+
     # ------------------------------------------------------------ what can happen
 
     def turn(self) -> None:
         act = self.random.choices(
             (self.time, self.apply, self.delete, self.join, self.die, self.leave, self.outcome, self.load, self.release,
-             self.stray, self.change_leader),
-            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1),
+             self.stray, self.change_leader, self.maintain),
+            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4),
         )[0]  # fmt: skip
         act()
 
@@ -243,10 +256,17 @@ class World:
     def change_leader(self) -> None:
         self.send(SchedulerElected(f"s{self.random.randint(1, 3)}"))
 
+    def maintain(self) -> None:
+        """Somebody takes a worker out of service, or back."""
+        command = self.random.choice((CordonWorker, DrainWorker, UncordonWorker, UncordonWorker))
+        self.send(command(self.random.choice(WORKERS), "test"))
+
     # ------------------------------------------------------------ when the faults stop
 
     def heal(self) -> None:
-        """Everybody is up and answers. After this everything that can be placed must serve."""
+        """Everybody is up, in service, and answers. After this everything that can be placed must serve."""
+        for worker in list(self.cluster.machine.state.cordons):
+            self.send(UncordonWorker(worker, "test"))
         for worker in WORKERS:
             self.joins += 1
             self.running[worker] = f"i{self.joins}"

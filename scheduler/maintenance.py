@@ -1,0 +1,124 @@
+"""Cordon, drain, uncordon: taking a worker out of service and back, without a request noticing.
+
+    in service --cordon--> CORDONED --drain--> DRAINING --nothing left--> DRAINED --uncordon--> in service
+
+A cordon names the worker, not its incarnation, so it outlives the restart it was made for. A draining worker's replicas
+are `leaving`: each is replaced elsewhere, serves until its replacement is ready, hands its partitions over, and goes.
+"""
+
+from __future__ import annotations
+
+from scheduler.state import Cordon, ModelState
+from scheduler.step import Step
+from sie_stream.control import CordonWorker, DrainWorker, UncordonWorker
+from sie_stream.errors import did_you_mean
+
+
+def cordon_worker(step: Step, record: CordonWorker) -> None:
+    """Nothing new is placed there; what runs there stays."""
+    if not _is_known(step, record.worker, record.actor):
+        return
+    found = step.state.cordons.get(record.worker)
+    if found is not None:
+        _refuse(step, record.worker, f"It is {found.phase} already.", record.actor)
+        return
+    step.state.cordons[record.worker] = Cordon("cordoned", step.now_ms, record.actor)
+    step.decide(
+        "worker_cordoned",
+        record.worker,
+        f"Asked for by {record.actor or 'somebody unnamed'}: nothing new is placed there.",
+        chosen={"actor": record.actor, **_held(step, record.worker)},
+        do_nothing="The next replica might be placed there.",
+    )
+
+
+def drain_worker(step: Step, record: DrainWorker) -> None:
+    """Its replicas move elsewhere, new before old."""
+    if not _is_known(step, record.worker, record.actor):
+        return
+    found = step.state.cordons.get(record.worker)
+    if found is not None and found.phase != "cordoned":
+        _refuse(step, record.worker, f"It is {found.phase} already.", record.actor)
+        return
+    step.state.cordons[record.worker] = Cordon("draining", step.now_ms, record.actor)
+    step.decide(
+        "worker_draining",
+        record.worker,
+        f"Asked for by {record.actor or 'somebody unnamed'}: each replica serves until another is ready elsewhere.",
+        chosen={"actor": record.actor, **_held(step, record.worker)},
+        do_nothing="A restart would interrupt what runs there.",
+    )
+    for model in step.state.models.values():
+        _set_leaving(step, model, record.worker)
+    say_drained(step)
+
+
+def uncordon_worker(step: Step, record: UncordonWorker) -> None:
+    """Back in service. What was still leaving stays."""
+    cordon = step.state.cordons.pop(record.worker, None)
+    if cordon is None:
+        nearest = did_you_mean(record.worker, step.state.cordons)
+        _refuse(step, record.worker, f"It is not cordoned.{nearest}", record.actor)
+        return
+    for model in step.state.models.values():
+        for replica in model.replicas:
+            if replica.worker == record.worker and replica.leaving and replica.state != "draining":
+                replica.leaving = False
+                step.look_at(model)
+    step.capacity_freed = True
+    step.decide(
+        "worker_uncordoned",
+        record.worker,
+        f"Asked for by {record.actor or 'somebody unnamed'}: replicas may be placed there again.",
+        chosen={"actor": record.actor, "was": cordon.phase, "for_ms": step.now_ms - cordon.since_ms},
+        do_nothing="It would stay without new work.",
+    )
+
+
+def say_drained(step: Step) -> None:
+    """DRAINING -> DRAINED, once nothing is held there any more."""
+    for worker, cordon in step.state.cordons.items():
+        if cordon.phase != "draining":
+            continue
+        held = _held(step, worker)
+        if held["replicas"] or held["partitions"]:
+            continue
+        step.state.cordons[worker] = Cordon("drained", cordon.since_ms, cordon.actor)
+        step.decide(
+            "worker_drained",
+            worker,
+            "It holds no replica and no partition; it can be stopped without anybody noticing.",
+            chosen={"actor": cordon.actor, "took_ms": step.now_ms - cordon.since_ms},
+        )
+
+
+def _set_leaving(step: Step, model: ModelState, worker: str) -> None:
+    for replica in model.replicas:
+        if replica.worker == worker and replica.state != "draining":
+            replica.leaving = True
+            step.look_at(model)
+
+
+def _held(step: Step, worker: str) -> dict[str, str | int]:
+    models = step.state.models.values()
+    return {
+        "replicas": sum(replica.worker == worker for model in models for replica in model.replicas),
+        "partitions": sum(
+            partition.owner is not None and partition.owner.worker == worker
+            for model in models
+            for partition in model.partitions
+        ),
+    }
+
+
+def _is_known(step: Step, worker: str, actor: str) -> bool:
+    if worker in step.state.workers:
+        return True
+    known = ", ".join(sorted(step.state.workers)) or "none"
+    nearest = did_you_mean(worker, step.state.workers)
+    _refuse(step, worker, f"No worker of that name has joined. Known: {known}.{nearest}", actor)
+    return False
+
+
+def _refuse(step: Step, worker: str, why: str, actor: str) -> None:
+    step.decide("maintenance_ignored", worker, why, chosen={"actor": actor})
