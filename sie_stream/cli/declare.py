@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
 from schemas.codec import decode_decision, decode_row, encode_cluster
-from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow
+from sie_stream.control import ApplyModel, ClusterRecord, Decision, DeleteModel, InstanceRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.errors import ConfigError, SieError
@@ -81,21 +81,22 @@ def declare(
     """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
     actor = getpass.getuser()
     records = [ApplyModel(msgspec.Raw(to_json(with_absolute_source(spec, folder))), actor) for spec, folder in specs]
-    return _ask(connection, records, [spec.model_id for spec, _ in specs], timeout_s, tick)
+    return ask(connection, records, [spec.model_id for spec, _ in specs], ANSWERS, timeout_s, tick)
 
 
 def delete(connection: Connection, model: str, timeout_s: float, tick: Tick) -> Decision:
-    return _ask(connection, [DeleteModel(model, getpass.getuser())], [model], timeout_s, tick)[0]
+    return ask(connection, [DeleteModel(model, getpass.getuser())], [model], ANSWERS, timeout_s, tick)[0]
 
 
-def _ask(
+def ask(
     connection: Connection,
-    records: Sequence[ApplyModel | DeleteModel],
+    records: Sequence[ClusterRecord],
     subjects: Sequence[str],
+    answers: Collection[str],
     timeout_s: float,
     tick: Tick,
 ) -> list[Decision]:
-    """Answers are found by subject among decisions written after the question."""
+    """Write commands; return the first decision of a kind in `answers` about each subject. Raises NotReady."""
     topics = connection.settings.topics
     reader = connection.reader()
     try:
@@ -105,19 +106,21 @@ def _ask(
         writer.write([LogWrite(topics.cluster, encode_cluster(record)) for record in records])
         writer.flush(10_000)
         writer.close()
-        return _answers(reader, list(subjects), timeout_s, tick)
+        return _answers(reader, list(subjects), answers, timeout_s, tick)
     finally:
         reader.close()
 
 
-def _answers(reader: KafkaReader, subjects: list[str], timeout_s: float, tick: Tick) -> list[Decision]:
+def _answers(
+    reader: KafkaReader, subjects: list[str], answers: Collection[str], timeout_s: float, tick: Tick
+) -> list[Decision]:
     found: list[Decision] = []
     waiting = list(subjects)
     deadline = time.monotonic() + timeout_s
     while waiting:
         for record in reader.poll(1_000, POLL_MS):
             decision = decode_decision(record.value or b"")
-            if decision.kind in ANSWERS and decision.subject in waiting:
+            if decision.kind in answers and decision.subject in waiting:
                 waiting.remove(decision.subject)
                 found.append(decision)
         tick()

@@ -171,7 +171,7 @@ def broker_rows(connection: Connection) -> Rows:
 KINDS: dict[str, tuple[Callable[[Connection], Rows], list[str]]] = {
     "models": (model_rows, ["model", "version", "backend", "service_type", "priority", "status", "instance"]),
     "instances": (instance_rows, ["instance", "model", "version", "status", "ready_replicas", "workers", "message"]),
-    "workers": (worker_rows, ["worker", "state", "incarnation", "pid", "devices", "backends", "models", "partitions"]),
+    "workers": (worker_rows, ["worker", "state", "service", "incarnation", "pid", "devices", "backends", "models", "partitions"]),
     "placements": (placement_rows, ["model", "topic", "replicas", "partitions"]),
     "routes": (
         route_rows,

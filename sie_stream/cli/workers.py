@@ -45,6 +45,7 @@ def worker_rows(connection: Connection) -> list[dict[str, Any]]:
         {
             "worker": worker.worker,
             "state": worker.status,
+            "service": state.cordons[worker.worker].phase if worker.worker in state.cordons else "in service",
             "incarnation": worker.incarnation,
             "host": worker.host,
             "pid": worker.pid,

@@ -31,9 +31,9 @@ READY_S = 180.0
 TICK_S = 0.05
 
 
-def two_replicas(model: DemoModel) -> DemoModel:
-    """The same model with a warm replica on a second worker."""
-    replicas = model.spec.replicas.model_copy(update={"min": 2, "max": 2})
+def with_replicas(model: DemoModel, count: int) -> DemoModel:
+    """The same model with so many warm replicas, each on a worker of its own."""
+    replicas = model.spec.replicas.model_copy(update={"min": count, "max": count})
     return dataclasses.replace(model, spec=model.spec.model_copy(update={"replicas": replicas}))
 
 
@@ -135,12 +135,14 @@ def whereabouts(bootstrap: str, request_ids: Collection[str]) -> list[str]:
 
 
 @contextmanager
-def engine_room(state_dir: Path, models_dir: Path, label: str) -> Iterator[EngineRoom]:
-    """Start everything, declare six models with two replicas each, and let requests flow."""
-    models = [two_replicas(model) for model in load_models(models_dir) if model.spec.model_id in MODELS]
+def engine_room(
+    state_dir: Path, models_dir: Path, label: str, workers: int = 2, replicas: int = 2
+) -> Iterator[EngineRoom]:
+    """Start everything, declare six models with so many replicas each, and let requests flow."""
+    models = [with_replicas(model, replicas) for model in load_models(models_dir) if model.spec.model_id in MODELS]
     assert len(models) == len(MODELS), "run `make models` first"
     settings = Settings(state_dir=str(state_dir), models_dir=str(models_dir))
-    cluster = Cluster(settings, Layout(workers=2, ingress=2))
+    cluster = Cluster(settings, Layout(workers=workers, ingress=2))
     try:
         cluster.start()
         specs = [(model.spec, model.folder) for model in models]

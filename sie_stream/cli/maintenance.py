@@ -1,0 +1,101 @@
+"""`sie-stream cordon|drain|uncordon`: workers out of service and back."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import msgspec
+import typer
+
+from sie_stream.cli.declare import NotReady, ask
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
+from sie_stream.cli.workers import cluster_state
+from sie_stream.control import CordonWorker, Decision, DrainWorker, UncordonWorker
+from sie_stream.edge.connection import Connection
+
+ANSWER_S = 10.0
+IGNORED = "maintenance_ignored"
+WorkerArgument = Annotated[str, typer.Argument(help="Name of the worker, as in `sie-stream get workers`.")]
+
+
+def cordon(
+    worker: WorkerArgument, bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Place nothing new on a worker; what runs there stays.
+
+    \b
+    Examples:
+      sie-stream cordon worker-0
+    """
+    connection = Connection.open(bootstrap_servers)
+    _tell(_order(connection, CordonWorker(worker, getpass.getuser()), "worker_cordoned"), output)
+
+
+def uncordon(
+    worker: WorkerArgument, bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Put a worker back into service after `cordon` or `drain`.
+
+    \b
+    Examples:
+      sie-stream uncordon worker-0
+    """
+    connection = Connection.open(bootstrap_servers)
+    _tell(_order(connection, UncordonWorker(worker, getpass.getuser()), "worker_uncordoned"), output)
+
+
+def drain(
+    worker: WorkerArgument,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs there any more.")] = True,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 120.0,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Move everything away from a worker, new before old, so that it can be stopped without anybody noticing.
+
+    It stays out of service, also after a restart, until `sie-stream uncordon`.
+
+    \b
+    Examples:
+      sie-stream drain worker-0
+      sie-stream drain worker-0 --no-wait -o json
+    """
+    connection = Connection.open(bootstrap_servers)
+    command = DrainWorker(worker, getpass.getuser())
+    if not wait:
+        _tell(_order(connection, command, "worker_draining"), output)
+        return
+    with error_console.status(f"draining {worker}"):
+        try:
+            done = ask(connection, [command], [worker], {"worker_drained", IGNORED}, timeout_s, lambda: None)[0]
+        except NotReady as late:
+            raise NotReady(_what_is_left(connection, worker, timeout_s)) from late
+    _tell(done, output)
+
+
+def _order(connection: Connection, command: CordonWorker | DrainWorker | UncordonWorker, answer: str) -> Decision:
+    return ask(connection, [command], [command.worker], {answer, IGNORED}, ANSWER_S, lambda: None)[0]
+
+
+def _tell(decision: Decision, output: OutputFormat) -> None:
+    """Show the scheduler's answer. Exit code 1 when the order changed nothing."""
+    if output is OutputFormat.JSON:
+        show_json(msgspec.to_builtins(decision))
+    else:
+        state = decision.kind.removeprefix("worker_") if decision.kind != IGNORED else "unchanged"
+        console.print(f"{decision.subject}: {state}. {decision.reason}")
+    if decision.kind == IGNORED:
+        raise typer.Exit(1)
+
+
+def _what_is_left(connection: Connection, worker: str, timeout_s: float) -> str:
+    left = [
+        f"{model.model} ({model.message or 'its replacement is not ready yet'})"
+        for model in cluster_state(connection).models.values()
+        if any(replica.worker == worker for replica in model.replicas)
+    ]
+    return (
+        f"{worker} still holds {len(left)} models after {timeout_s:.0f} s: {', '.join(left[:5])}. It goes on draining; "
+        f"`sie-stream uncordon {worker}` takes that back."
+    )
