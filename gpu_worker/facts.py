@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.engine_port import EngineEvent, EngineKey
@@ -201,3 +201,5 @@ class Identity(Struct, frozen=True):
     devices: tuple[Device, ...]
     backends: tuple[str, ...]
     versions: dict[str, str]
+    topology: Raw = Raw(b"{}")
+    """GpuTopology as JSON, for the scheduler."""

@@ -181,6 +181,7 @@ class WorkerMachine:
                     identity.devices,
                     identity.backends,
                     identity.versions,
+                    identity.topology,
                 ),
             )
             self._heartbeat_at = state.at_ms + state.settings.heartbeat_ms

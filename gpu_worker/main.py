@@ -17,12 +17,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
 import structlog
+from msgspec import Raw
 
 from gpu_worker.backends.base import backend_names
 from gpu_worker.committer import TransactionRunner
 from gpu_worker.edge.commit_thread import ThreadCommitter
-from gpu_worker.edge.devices import find_devices
+from gpu_worker.edge.devices import find_devices, find_topology
 from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
@@ -38,6 +40,7 @@ from sie_stream.edge.logs import configure_logs
 from sie_stream.edge.stop import EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError, did_you_mean
 from sie_stream.settings import Settings
+from sie_stream.topology.records import GpuTopology
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings({} if options.memory_mb is None else {"cpu_memory_mb": options.memory_mb})
         if not settings.bootstrap_servers:
             raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
-        identity = make_identity(options, settings)
+        identity = make_identity(options, settings, find_topology(log))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
@@ -83,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_identity(options: argparse.Namespace, settings: Settings) -> Identity:
+def make_identity(options: argparse.Namespace, settings: Settings, topology: GpuTopology) -> Identity:
     """Raises ConfigError for a backend nobody registered."""
     known = backend_names()
     backends = [name for name in options.backends.split(",") if name] or known
@@ -101,6 +104,7 @@ def make_identity(options: argparse.Namespace, settings: Settings) -> Identity:
         devices=find_devices(settings.cpu_memory_mb),
         backends=tuple(backends),
         versions=_versions(),
+        topology=Raw(msgspec.json.encode(topology)),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.declarations import drop_if_over
+from scheduler.leaving import drain_leaving, let_surplus_go
 from scheduler.limits import RETRIES_MAX
 from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
 from scheduler.placement import Chosen, DeviceOffer, PlacementProblem, ReplicaWish, Unplaceable, place
@@ -248,11 +249,11 @@ def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
 
 def _settle(step: Step, model: ModelState) -> None:
     """Hand over to the present generation when it can serve, share out the partitions, retire who has none."""
-    _let_surplus_go(model)
+    let_surplus_go(model)
     serving = _serving(step.state, model)
     if serving and serving[0].generation == model.generation:
         _drain_older(step, model)
-        _drain_leaving(step, model, serving)
+        drain_leaving(step, model, serving)
     _publish_route(step, model)
     if model.partitions:
         moves = share_out(model.partitions, len(model.partitions) // model.route.lanes, [r.key for r in serving])
@@ -284,37 +285,6 @@ def _drain_older(step: Step, model: ModelState) -> None:
                 do_nothing="Both versions would keep their memory, and the old one would keep answering.",
             )
             step.touch("instances", model.model)
-
-
-def _let_surplus_go(model: ModelState) -> None:
-    """More replicas than are wanted: those placed last leave, loading ones first."""
-    present = model.present()
-    surplus = len(present) - model.replicas_wanted
-    if surplus > 0:
-        for replica in sorted(present, key=lambda r: (r.state == "loading", r.placement_epoch))[-surplus:]:
-            replica.leaving = True
-
-
-def _drain_leaving(step: Step, model: ModelState, serving: list[ReplicaState]) -> None:
-    """New before old: those that stay serve, so the replicas of a draining worker hand over."""
-    for replica in model.replicas:
-        if replica.leaving and replica.state == "ready" and replica not in serving:
-            replica.state = "draining"
-            step.decide(
-                "replica_draining",
-                model.model,
-                _why_leaving(step, model, replica, serving),
-                chosen={"worker": replica.worker, "device": replica.device, "memory_bytes": replica.memory_bytes},
-                do_nothing="It would keep its memory, and its worker could not be stopped without interrupting it.",
-            )
-            step.touch("instances", model.model)
-
-
-def _why_leaving(step: Step, model: ModelState, leaving: ReplicaState, serving: list[ReplicaState]) -> str:
-    others = ", ".join(replica.worker for replica in serving) or "nobody"
-    if leaving.worker in step.state.cordons:
-        return f"{leaving.worker} is being drained, and {others} can serve without it."
-    return f"{model.replicas_wanted} replicas are wanted, and {others} can serve without this one."
 
 
 def _retire(step: Step, model: ModelState) -> None:

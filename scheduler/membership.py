@@ -42,6 +42,7 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
         versions=record.versions,
         joined_ms=step.now_ms,
         last_heard_ms=step.now_ms,
+        topology=record.topology,
         past=past,
     )
     step.decide(

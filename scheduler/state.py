@@ -44,6 +44,8 @@ class WorkerState(Struct):
     versions: dict[str, str]
     joined_ms: int
     last_heard_ms: int
+    topology: Raw = Raw(b"{}")
+    """Its server, as it reported it."""
     status: WorkerStatus = "live"
     ended_ms: int = 0
     """When it became lost, fenced or left."""

@@ -66,6 +66,8 @@ class WorkerJoined(Struct, frozen=True, tag=True):
     devices: tuple[Device, ...]
     backends: tuple[str, ...]
     versions: dict[str, str]
+    topology: Raw = Raw(b"{}")
+    """Its server: a GpuTopology (sie_stream/topology/records.py) as JSON. Workers of one server say the same."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, tag=True):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import demo, doctor, maintenance, models, stream, topics, up
+from sie_stream.cli import demo, doctor, maintenance, models, stream, topics, topology, up
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -31,6 +31,7 @@ app.command()(models.delete)
 app.command()(models.schema)
 app.command()(stream.produce)
 app.command()(stream.results)
+app.command()(topology.topology)
 app.command()(maintenance.cordon)
 app.command()(maintenance.drain)
 app.command()(maintenance.uncordon)

@@ -11,9 +11,13 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from scheduler.capability import capability_matrix
+from scheduler.capability_words import ROW_COLUMNS, matrix_rows
+from scheduler.device_classes import DeviceClass, classes_of
 from schemas.codec import decode_row
 from sie_stream.cli.declare import declare, load_specs, wait_ready
 from sie_stream.cli.declare import delete as delete_declared
+from sie_stream.cli.fleet import topologies
 from sie_stream.cli.output import (
     BootstrapOption,
     OutputFormat,
@@ -24,13 +28,13 @@ from sie_stream.cli.output import (
     show_json,
     show_rows,
 )
-from sie_stream.cli.workers import worker_rows
+from sie_stream.cli.workers import cluster_state, worker_rows
 from sie_stream.control import InstanceRow, ModelRow, PlacementRow, RouteRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import instance_id
-from sie_stream.spec import json_schema
+from sie_stream.spec import ModelSpec, json_schema
 from topics.edge.admin import KafkaAdmin
 
 Rows = list[dict[str, Any]]
@@ -171,7 +175,10 @@ def broker_rows(connection: Connection) -> Rows:
 KINDS: dict[str, tuple[Callable[[Connection], Rows], list[str]]] = {
     "models": (model_rows, ["model", "version", "backend", "service_type", "priority", "status", "instance"]),
     "instances": (instance_rows, ["instance", "model", "version", "status", "ready_replicas", "workers", "message"]),
-    "workers": (worker_rows, ["worker", "state", "service", "incarnation", "pid", "devices", "backends", "models", "partitions"]),
+    "workers": (
+        worker_rows,
+        ["worker", "state", "service", "incarnation", "pid", "devices", "backends", "models", "partitions"],
+    ),
     "placements": (placement_rows, ["model", "topic", "replicas", "partitions"]),
     "routes": (
         route_rows,
@@ -201,8 +208,10 @@ def describe(
     name = found["model"]
     instance = next((row for row in instance_rows(connection) if row["model"] == name), {})
     placement = next((row for row in placement_rows(connection) if row["model"] == name), {})
+    matrix = capability_matrix(ModelSpec.model_validate_json(json.dumps(found["spec"])), device_classes(connection))
     if output is OutputFormat.JSON:
-        show_json({**found, "instance_state": instance, "placement": placement})
+        capability = {"fits": matrix_rows(matrix), "assumptions": list(matrix.assumptions)}
+        show_json({**found, "instance_state": instance, "placement": placement, "capability": capability})
         return
     console.print(
         f"[bold]{name}[/] {found['version']}  {found['instance']}  {instance.get('status', '?')}", highlight=False
@@ -214,7 +223,14 @@ def describe(
     console.print(f"timings_ms: {instance.get('timings_ms', {})}", highlight=False)
     if found["not_enforced"]:
         console.print(f"declared, not enforced yet: {', '.join(found['not_enforced'])}", highlight=False)
+    show_rows(matrix_rows(matrix), list(ROW_COLUMNS), output, empty="no live worker to run it")
+    for sentence in matrix.assumptions:
+        console.print(sentence, highlight=False)
     console.print_json(json.dumps(found["spec"]))
+
+
+def device_classes(connection: Connection) -> tuple[DeviceClass, ...]:
+    return classes_of(topologies(cluster_state(connection)))
 
 
 def delete(

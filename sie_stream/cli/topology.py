@@ -1,4 +1,4 @@
-"""Draws the topology tree: `render` for people, `as_json` for scripts."""
+"""`sie-stream topology`: what the servers are made of, what lives where, and how full it is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 from rich.markup import escape
 from rich.tree import Tree
 
+from sie_stream.cli.fleet import servers
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
+from sie_stream.cli.workers import cluster_state
+from sie_stream.edge.connection import Connection
 from sie_stream.topology.text import size_text
-from sie_stream.topology.tree import NodeKind, TreeNode
+from sie_stream.topology.tree import NodeKind, TreeNode, topology_tree
 
 BAR_CELLS = 10
 FULL_PERCENT = 85
@@ -21,6 +25,23 @@ STYLES: dict[NodeKind, str] = {
     "device": "bold",
     "resident": "default",
 }
+
+
+def topology(bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Draw the servers of the cluster: sockets, NUMA nodes, NVLink islands, devices, and the models on them.
+
+    \b
+    Examples:
+      sie-stream topology
+      sie-stream topology -o json
+    """
+    nodes = topology_tree(servers(cluster_state(Connection.open(bootstrap_servers))))
+    if output is OutputFormat.JSON:
+        show_json(as_json(nodes))
+    elif nodes:
+        console.print(render(nodes))
+    else:
+        console.print("no worker is live")
 
 
 def render(nodes: Sequence[TreeNode]) -> Tree:
