@@ -11,6 +11,7 @@ from sie_stream.ids import TopicNames
 from sie_stream.sim.scenario import (
     BrokerErrors,
     Delete,
+    Drain,
     Evict,
     Fault,
     Hold,
@@ -74,6 +75,7 @@ class Faults:
         self.new_version: Callable[[], None] = lambda: None
         self.delete: Callable[[int | None], None] = lambda for_ms: None
         """For how long; None: for good."""
+        self.drain: Callable[[Process, int], None] = lambda worker, for_ms: None
         self.counts: dict[str, int] = {}
         self._errors = BrokerErrors()
         self._slow_calls = SlowCalls(0.0)
@@ -128,10 +130,18 @@ class Faults:
             case Delete():
                 self._count("delete")
                 self.delete(None if self._chance(fault.for_good) else self._before_heal(fault.for_ms))
+            case Drain():
+                self._drain(fault)
             case BrokerErrors() | SlowCalls():
                 raise AssertionError(f"{fault} is not a single event")
             case _:
                 assert_never(fault)
+
+    def _drain(self, fault: Drain) -> None:
+        worker = self._victim("worker")
+        if worker is not None:
+            self._count("drain")
+            self.drain(worker, self._before_heal(fault.for_ms))
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

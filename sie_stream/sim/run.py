@@ -63,6 +63,7 @@ class Run:
         self.faults.kill_engine = kill_engine
         self.faults.new_version = self.traffic.declare_again
         self.faults.delete = self.traffic.delete
+        self.faults.drain = lambda worker, for_ms: self.traffic.drain(worker.name, for_ms)
         self.world.strikes = self.faults
         self.world.process_ended = Supervisor(self.world, self.settings).process_ended
         start_fleet(self.world, scenario)

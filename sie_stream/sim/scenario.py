@@ -167,6 +167,13 @@ class Delete(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
     """Share of the deletions after which the model is not declared again."""
 
 
+class Drain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="drain"):
+    """Somebody drains a worker, and puts it back into service later, whether it was drained by then or not."""
+
+    every_ms: Span
+    for_ms: Span
+
+
 Fault = (
     Kill
     | Stop
@@ -181,6 +188,7 @@ Fault = (
     | KillEngine
     | NewVersion
     | Delete
+    | Drain
 )
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from schemas.codec import decode_row, encode_cluster, encode_request
-from sie_stream.control import ApplyModel, DeleteModel, InstanceRow
+from sie_stream.control import ApplyModel, ClusterRecord, DeleteModel, DrainWorker, InstanceRow, UncordonWorker
 from sie_stream.ids import TopicNames, derived_request_id, instance_id
 from sie_stream.ports import TopicSpec
 from sie_stream.records import REQUEST_ID_HEADER, InferenceRequest, LogRecord, LogWrite, header
@@ -116,8 +116,7 @@ class Traffic:
             spec["kafka_input"] = {"topic": BOUND_TOPIC, "group_id": BOUND_GROUP, "value_deserializer": "json"}
             spec["kafka_output"] = {"topic": COPIES_TOPIC, "value_serializer": "avro"}
         self.world.note(f"declare {model} {spec['version']} replicas {spec['replicas']}")
-        command = ApplyModel(Raw(msgspec.json.encode(spec)), "simulator")
-        self._writer.write([LogWrite(self.names.cluster, encode_cluster(command), partition=0)])
+        self._order(ApplyModel(Raw(msgspec.json.encode(spec)), "simulator"))
 
     def declare_again(self) -> None:
         self.declare(self.world.random.choice(self.models))
@@ -126,10 +125,17 @@ class Traffic:
         """Delete a model and declare it again later; `for_ms` None: never."""
         model = self.world.random.choice(self.models)
         self.world.note(f"delete {model} {'for good' if for_ms is None else f'for {for_ms} ms'}")
-        command = DeleteModel(model, "simulator")
-        self._writer.write([LogWrite(self.names.cluster, encode_cluster(command), partition=0)])
+        self._order(DeleteModel(model, "simulator"))
         if for_ms is not None:
             self.world.after(for_ms, lambda: self.declare(model))
+
+    def drain(self, worker: str, for_ms: int) -> None:
+        self.world.note(f"drain {worker} for {for_ms} ms")
+        self._order(DrainWorker(worker, "simulator"))
+        self.world.after(for_ms, lambda: self._order(UncordonWorker(worker, "simulator")))
+
+    def _order(self, command: ClusterRecord) -> None:
+        self._writer.write([LogWrite(self.names.cluster, encode_cluster(command), partition=0)])
 
     def ordered(self, model: str) -> bool:
         return int(model[1:]) % 3 == 1

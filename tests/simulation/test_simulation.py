@@ -53,11 +53,11 @@ def test_all_seeds() -> None:
             *("kill_worker", "kill_ingress", "kill_egress", "kill_scheduler", "pause_worker", "pause_ingress"),
             *("stop_worker", "stop_ingress", "join_ingress", "join_worker", "evict", "hold", "slow_call", "retriable"),
             *("aborted", "commit_answer_lost", "commit_request_lost", "slow_engine", "kill_engine", "new_version"),
-            *("twin_worker", "twin_ingress", "delete", "in_write", "in_send_offsets", "in_commit", "in_poll"),
+            *("twin_worker", "twin_ingress", "delete", "drain", "in_write", "in_send_offsets", "in_commit", "in_poll"),
         }
         assert marks >= {
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
-            *("replica_draining", "model_draining", "model_deleted", "scheduler_elected"),
+            *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
             *("snapshot", "metadata", "copy", "dead_letter"),
         }
 
