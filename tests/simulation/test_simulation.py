@@ -102,6 +102,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "duplicate_deliveries",
         "handover",
         "ingress_kills",
+        "maintenance",
         "ordered_keys",
         "pauses",
         "poison",
