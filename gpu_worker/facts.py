@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.engine_port import EngineEvent, EngineKey
-from sie_stream.control import ClusterRecord, Device, ModelLaunch, PlacementRow
+from sie_stream.control import ClusterRecord, Device, ModelLaunch, PlacementRow, Taint
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 
@@ -201,5 +201,8 @@ class Identity(Struct, frozen=True):
     devices: tuple[Device, ...]
     backends: tuple[str, ...]
     versions: dict[str, str]
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    tier: str = ""
     topology: Raw = Raw(b"{}")
     """GpuTopology as JSON, for the scheduler."""

@@ -181,6 +181,9 @@ class WorkerMachine:
                     identity.devices,
                     identity.backends,
                     identity.versions,
+                    identity.labels,
+                    identity.taints,
+                    identity.tier,
                     identity.topology,
                 ),
             )

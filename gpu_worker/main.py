@@ -41,6 +41,7 @@ from sie_stream.edge.stop import EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError, did_you_mean
 from sie_stream.settings import Settings
 from sie_stream.topology.records import GpuTopology
+from sie_stream.worker_marks import parse_labels, parse_taints
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
@@ -104,6 +105,9 @@ def make_identity(options: argparse.Namespace, settings: Settings, topology: Gpu
         devices=find_devices(settings.cpu_memory_mb),
         backends=tuple(backends),
         versions=_versions(),
+        labels=parse_labels(settings.worker_labels),
+        taints=parse_taints(settings.worker_taints),
+        tier=settings.worker_tier,
         topology=Raw(msgspec.json.encode(topology)),
     )
 

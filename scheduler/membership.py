@@ -42,6 +42,9 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
         versions=record.versions,
         joined_ms=step.now_ms,
         last_heard_ms=step.now_ms,
+        labels=record.labels,
+        taints=record.taints,
+        tier=record.tier,
         topology=record.topology,
         past=past,
     )

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct, field
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
-from sie_stream.control import Device, ModelLaunch, RouteRow
+from sie_stream.control import Device, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
 STATE_FORMAT = 1
@@ -44,6 +44,9 @@ class WorkerState(Struct):
     versions: dict[str, str]
     joined_ms: int
     last_heard_ms: int
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    tier: str = ""
     topology: Raw = Raw(b"{}")
     """Its server, as it reported it."""
     status: WorkerStatus = "live"

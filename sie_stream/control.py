@@ -56,6 +56,14 @@ class Device(Struct, frozen=True):
     memory_bytes: int
 
 
+class Taint(Struct, frozen=True):
+    """Keeps models away from a worker unless they tolerate it, as Kubernetes means it."""
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
 class WorkerJoined(Struct, frozen=True, tag=True):
     """A worker incarnation is up, has fenced its predecessor (init_transactions succeeded) and owns nothing yet."""
 
@@ -66,6 +74,11 @@ class WorkerJoined(Struct, frozen=True, tag=True):
     devices: tuple[Device, ...]
     backends: tuple[str, ...]
     versions: dict[str, str]
+    labels: dict[str, str] = {}
+    """What node_selector of a declaration asks for."""
+    taints: tuple[Taint, ...] = ()
+    tier: str = ""
+    """The group of workers kept apart that it belongs to; empty: none."""
     topology: Raw = Raw(b"{}")
     """Its server: a GpuTopology (sie_stream/topology/records.py) as JSON. Workers of one server say the same."""
 

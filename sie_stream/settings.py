@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import TopicNames
+from sie_stream.worker_marks import parse_labels, parse_taints
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -58,6 +59,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     engine_batch_timeout_ms: int = 120_000
     cpu_memory_mb: int = 4_096
     """Declared size of the cpu device of a worker."""
+    worker_labels: str = ""
+    """Labels of the worker's server, for node_selector: gpu=a100,zone=eu-1."""
+    worker_taints: str = ""
+    """What keeps models away unless they tolerate it: spot=true:NoSchedule,dedicated=risk:NoExecute."""
+    worker_tier: str = ""
+    """tier-0 (takes P0 only), tier-1 or tier-2; empty: takes models that declare no tier."""
     engine_threads: int = 1
     offsets_renew_ms: int = 6 * 3600 * 1000
     """Committed offsets of idle partitions are written again this often."""
@@ -67,6 +74,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return TopicNames(self.topic_prefix)
 
 
+TIERS = ("", "tier-0", "tier-1", "tier-2")
 BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("replication_factor", 1, 32),
     ("requests_partitions", 1, 10_000),
@@ -120,6 +128,14 @@ def check_bounds(settings: Settings) -> None:
         value = getattr(settings, name)
         if not low <= value <= high:
             raise ConfigError(f"setting {name} = {value}: allowed {low} to {high}")
+    parse_labels(settings.worker_labels)
+    parse_taints(settings.worker_taints)
+    if settings.worker_tier not in TIERS:
+        known = ", ".join(filter(None, TIERS))
+        raise ConfigError(
+            f"setting worker_tier = {settings.worker_tier!r}: {known}, or empty."
+            f"{did_you_mean(settings.worker_tier, TIERS)}"
+        )
     if settings.commit_interval_ms_min > settings.commit_interval_ms_max:
         raise ConfigError("setting commit_interval_ms_min must not exceed commit_interval_ms_max")
     if settings.worker_lost_after_ms < 2 * settings.heartbeat_ms:
