@@ -62,9 +62,9 @@ check: $(READY) ## Format, lint, types, unit and architecture tests; under a min
 	beside "$(BIN)/pyright" run_tests -n 2 tests/unit tests/architecture
 
 .PHONY: test
-test: check models ## Every test: check, then contract, simulation, integration and chaos
+test: check models ## Every test: check, then libraries, contract, simulation, integration and chaos
 	@. .ci/environment.sh
-	for suite in contract simulation integration chaos; do
+	for suite in libraries contract simulation integration chaos; do
 		stage "$$suite"
 		run_tests "tests/$$suite"
 	done

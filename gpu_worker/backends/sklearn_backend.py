@@ -24,7 +24,7 @@ from sie_stream.ports import Clock
 
 # To list what it trusts, skops imports every module of scikit-learn, and some of those import torch and pytest where
 # they are installed: 180 MB and half of the start of an engine, for nothing.
-with absent("torch", "pytest", "_pytest"):
+with absent("torch", "pytest", "_pytest", "pandas"):
     import sklearn
     import skops
     from sklearn.base import BaseEstimator

@@ -27,7 +27,7 @@ from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.sklearn_backend import SklearnBackend, load_trusted
 from gpu_worker.backends.sklearn_shortcuts import shortcut
 from gpu_worker.backends.weights import weights_digest
-from tests.unit.backends.launching import FEATURES, FixedClock, classifier_config, launch, row
+from tests.libraries.backends.launching import FEATURES, FixedClock, classifier_config, launch, row
 
 generator = np.random.default_rng(5)
 ROWS = generator.normal(size=(60, 3)) * [1, 40, 900] + [0, 7, -50]

@@ -15,7 +15,7 @@ from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, Mod
 from gpu_worker.backends.sampling import Sampling, next_token
 from gpu_worker.backends.torch_backend import TorchBackend
 from gpu_worker.backends.weights import weights_digest
-from tests.unit.backends.launching import FixedClock, launch, row
+from tests.libraries.backends.launching import FixedClock, launch, row
 
 VOCABULARY = 64
 STOP = 2

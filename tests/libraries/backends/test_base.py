@@ -9,7 +9,7 @@ import pytest
 from gpu_worker.backends.base import ModelRefused, backend_names, load_backend
 from gpu_worker.backends.weights import only_file, verified_digest, weights_digest
 from sie_stream.errors import ConfigError
-from tests.unit.backends.launching import FixedClock
+from tests.libraries.backends.launching import FixedClock
 
 
 def test_the_embedded_backends_are_found_by_name() -> None:

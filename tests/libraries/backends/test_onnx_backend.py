@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.onnx_backend import OnnxBackend
-from tests.unit.backends.launching import FEATURES, FixedClock, classifier_config, launch, row
+from tests.libraries.backends.launching import FEATURES, FixedClock, classifier_config, launch, row
 
 generator = np.random.default_rng(3)
 ROWS = generator.normal(size=(40, 3))

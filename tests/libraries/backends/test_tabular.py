@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.tabular import Matrix, RowDecoder, TabularModel, output_encoder, tabular_config
-from tests.unit.backends.launching import FEATURES, classifier_config, row
+from tests.libraries.backends.launching import FEATURES, classifier_config, row
 
 GOOD = {"width": 1, "height": 2.5, "weight": -3e-2}
 
