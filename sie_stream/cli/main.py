@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import demo, doctor, models, stream, topics, up
+from sie_stream.cli import audit, decisions, demo, doctor, models, stream, topics, up
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -31,6 +31,9 @@ app.command()(models.delete)
 app.command()(models.schema)
 app.command()(stream.produce)
 app.command()(stream.results)
+app.command()(decisions.decisions)
+app.command()(decisions.undo)
+app.add_typer(audit.app, name="audit")
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
