@@ -9,7 +9,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.declarations import drop_if_over
-from scheduler.leaving import drain_leaving, let_surplus_go
+from scheduler.evidence import came, memory_changes, partition_moves, went
+from scheduler.leaving import drain_leaving, leaves_because, let_surplus_go, stay_after_all
 from scheduler.limits import RETRIES_MAX
 from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
 from scheduler.placement import Chosen, DeviceOffer, PlacementProblem, ReplicaWish, Unplaceable, place
@@ -87,13 +88,15 @@ def _is_live(state: ClusterState, worker: str) -> bool:
 
 def _place_missing(step: Step, models: list[ModelState]) -> None:
     """One placement problem for all these models."""
+    for model in models:
+        stay_after_all(step, model)
     wishes: list[ReplicaWish] = []
     for model in models:
         if _missing(model) > 0 and _may_place(step, model):
             wishes.extend([_wish(model)] * _missing(model))
     if not wishes:
         return
-    plan = place(PlacementProblem(_offers(step.state), tuple(wishes)))
+    plan = place(PlacementProblem(device_offers(step.state), tuple(wishes)))
     for chosen in plan.chosen:
         _list_replica(step, step.state.models[chosen.wish.model], chosen)
     for refused in plan.unplaceable:
@@ -114,7 +117,7 @@ def _wish(model: ModelState) -> ReplicaWish:
     )
 
 
-def _offers(state: ClusterState, without: ReplicaState | None = None) -> tuple[DeviceOffer, ...]:
+def device_offers(state: ClusterState, without: ReplicaState | None = None) -> tuple[DeviceOffer, ...]:
     """Devices of live workers and what is promised on them; `without` asks what if that replica were gone."""
     reserved: dict[tuple[str, str], tuple[int, int]] = {}
     for model in state.models.values():
@@ -155,6 +158,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
         placed_ms=step.now_ms,
     )
     assert model.replica_at(replica.worker, replica.incarnation, replica.placement_epoch) is None, replica
+    step.remember(model)
     model.replicas.append(replica)
     if model.unplaced:
         model.unplaced = ()
@@ -179,6 +183,12 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
         },
         rejected=chosen.rejected,
         do_nothing="Its requests would wait." if len(model.replicas) == 1 else "It would lack a replica.",
+        facts=(
+            step.fact(model.applied_offset, "ApplyModel"),
+            step.fact(step.state.workers[replica.worker].joined_offset, "WorkerJoined"),
+        ),
+        moves=(came(model.model, replica),),
+        memory=memory_changes(step.state, added=(replica,)),
     )
     step.touch("placements", model.model)
     step.touch("instances", model.model)
@@ -204,6 +214,7 @@ def _say_unplaceable(step: Step, model: ModelState, refused: Unplaceable) -> Non
         },
         rejected=refused.why_not,
         do_nothing="There is nothing else to do.",
+        facts=(step.fact(model.applied_offset, "ApplyModel"),),
     )
     step.touch("instances", model.model)
 
@@ -213,7 +224,7 @@ def _make_room(step: Step, model: ModelState, refused: Unplaceable) -> bool:
     if model.present() or any(replica.state == "draining" for replica in model.older()):
         return bool(model.older()) and not model.present()
     for old in model.older():
-        plan = place(PlacementProblem(_offers(step.state, without=old), (refused.wish,)))
+        plan = place(PlacementProblem(device_offers(step.state, without=old), (refused.wish,)))
         if not plan.chosen:
             continue
         old.state = "draining"
@@ -298,7 +309,7 @@ def _retire(step: Step, model: ModelState) -> None:
         step.decide(
             "replica_retired",
             model.model,
-            "It is leaving (a drained worker, or one replica too many) and holds no partition."
+            f"{leaves_because(step.state, model, old)}, and it holds no partition."
             if old.leaving
             else "It belongs to an older version and holds no partition.",
             chosen={
@@ -308,6 +319,8 @@ def _retire(step: Step, model: ModelState) -> None:
                 "memory_bytes": old.memory_bytes,
             },
             do_nothing="It would keep its memory.",
+            moves=(went(model.model, old),),
+            memory=memory_changes(step.state, removed=(old,)),
         )
         step.touch("placements", model.model)
         step.touch("instances", model.model)
@@ -359,6 +372,7 @@ def _say_moves(
             "They were free (new, released, or their owner is fenced), and these replicas are ready.",
             chosen={worker: ", ".join(numbers) for worker, numbers in by_owner.items()},
             do_nothing="Their requests would wait.",
+            moves=partition_moves(model.model, by_owner, "given"),
         )
     if asked_back:
         by_holder: dict[str, list[str]] = {}
@@ -371,4 +385,5 @@ def _say_moves(
             "Another replica should hold them, or none: the owner ends what runs, commits, and reports their release.",
             chosen={worker: ", ".join(numbers) for worker, numbers in by_holder.items()},
             do_nothing="The shares would stay uneven, or an old version would go on answering.",
+            moves=partition_moves(model.model, by_holder, "taken"),
         )

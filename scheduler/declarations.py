@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler.evidence import memory_changes, went
 from scheduler.launches import Accepted, accept, claimed_name
 from scheduler.limits import (
     DELETE_GIVE_UP_MS,
@@ -47,6 +48,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     else:
         reason = _new_generation(step, model, accepted)
     model.timings_ms = {"applied": step.now_ms}
+    model.applied_offset = step.offset
     model.applied_ms = step.now_ms
     model.message = ""
     step.decide(
@@ -157,6 +159,7 @@ def _apply_again(step: Step, model: ModelState, actor: str) -> None:
             chosen={"version": model.version, "generation": model.generation, "actor": actor},
         )
         return
+    model.applied_offset = step.offset
     model.failures = 0
     model.retry_at_ms = 0
     model.failed_on = ()
@@ -310,6 +313,8 @@ def _drop(step: Step, model: ModelState, why: str, left: str) -> None:
         "model_deleted",
         model.model,
         why,
+        moves=tuple(went(model.model, replica) for replica in model.replicas),
+        memory=memory_changes(step.state, removed=model.replicas),
         chosen={
             "version": model.version,
             "replicas_unloaded": len(model.replicas),

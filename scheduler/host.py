@@ -10,11 +10,12 @@ from __future__ import annotations
 import msgspec
 
 from scheduler.effects import Notice, SideEffects
-from scheduler.machine import SchedulerMachine
+from scheduler.machine import SchedulerMachine, fold_settings
 from scheduler.rows import ROW_TYPES
 from scheduler.snapshots import load_newest_snapshot, snapshot_writes
 from schemas.codec import decode_cluster, encode_cluster, encode_decision, encode_row
 from schemas.wire import CodecError
+from sie_stream import __version__
 from sie_stream.control import (
     ClusterRecord,
     EnsureTopic,
@@ -93,7 +94,8 @@ class SchedulerHost:
         self._next_offset = start
         self._snapshot_offset = start
         self._reader.assign({self._cluster: start})
-        self._transact([LogWrite(self._names.cluster, encode_cluster(SchedulerElected(self._scheduler)), partition=0)])
+        elected = SchedulerElected(self._scheduler, fold_settings(self._settings), __version__)
+        self._transact([LogWrite(self._names.cluster, encode_cluster(elected), partition=0)])
         self._committed_at_ms = self._clock.monotonic_ms()
         self._notice("leading", {"scheduler": self._scheduler, "fold_from": start, "decide_from": self._decided_offset})
 

@@ -1,8 +1,13 @@
-"""Replicas that leave although their version stays: of a drained worker, or one more than is wanted."""
+"""Replicas that are to go while their version stays: each serves until another one does.
+
+Of a drained worker, one more than is wanted, or moved away by an undo.
+"""
 
 from __future__ import annotations
 
-from scheduler.state import ModelState, ReplicaState
+from collections.abc import Sequence
+
+from scheduler.state import ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
 
 
@@ -15,23 +20,45 @@ def let_surplus_go(model: ModelState) -> None:
             replica.leaving = True
 
 
-def drain_leaving(step: Step, model: ModelState, serving: list[ReplicaState]) -> None:
-    """New before old: those that stay serve, so the replicas of a draining worker hand over."""
+def drain_leaving(step: Step, model: ModelState, serving: Sequence[ReplicaState]) -> None:
+    """New before old: those that stay serve, so the leaving replicas hand over."""
     for replica in model.replicas:
         if replica.leaving and replica.state == "ready" and replica not in serving:
             replica.state = "draining"
+            others = ", ".join(other.worker for other in serving) or "nobody"
             step.decide(
                 "replica_draining",
                 model.model,
-                _why_leaving(step, model, replica, serving),
+                f"{leaves_because(step.state, model, replica)}, and {others} can serve without it.",
                 chosen={"worker": replica.worker, "device": replica.device, "memory_bytes": replica.memory_bytes},
                 do_nothing="It would keep its memory, and its worker could not be stopped without interrupting it.",
             )
             step.touch("instances", model.model)
 
 
-def _why_leaving(step: Step, model: ModelState, leaving: ReplicaState, serving: list[ReplicaState]) -> str:
-    others = ", ".join(replica.worker for replica in serving) or "nobody"
-    if leaving.worker in step.state.cordons:
-        return f"{leaving.worker} is being drained, and {others} can serve without it."
-    return f"{model.replicas_wanted} replicas are wanted, and {others} can serve without this one."
+def leaves_because(state: ClusterState, model: ModelState, replica: ReplicaState) -> str:
+    """The beginning of a sentence."""
+    if replica.leaving_for:
+        return f"{replica.leaving_for} puts it back where it was"
+    if replica.worker in state.cordons:
+        return f"{replica.worker} is being drained"
+    return f"{model.replicas_wanted} replicas are wanted"
+
+
+def stay_after_all(step: Step, model: ModelState) -> None:
+    """An undo that cannot be ended, because a replica it placed is gone, is given up: what serves stays where it is.
+
+    Not on a worker that is being drained: there it goes on leaving, for that.
+    """
+    missing = max(0, model.replicas_wanted - len(model.present()))
+    for replica in [r for r in model.replicas if r.leaving_for and r.state != "draining"][:missing]:
+        undo, replica.leaving_for = replica.leaving_for, ""
+        replica.leaving = replica.worker in step.state.cordons
+        step.decide(
+            "undo_given_up",
+            model.model,
+            f"A replica that {undo} placed is gone before it was ready, so this one keeps its place.",
+            chosen={"worker": replica.worker, "device": replica.device, "undo": undo},
+            do_nothing="It would leave, and a replica would be missing.",
+        )
+        step.touch("instances", model.model)

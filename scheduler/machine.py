@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec import structs
+
 from scheduler.converge import converge, model_due_ms
 from scheduler.declarations import (
     apply_model,
@@ -32,12 +34,14 @@ from scheduler.membership import (
 from scheduler.replicas import give_up_waiting, partition_released, replica_failed, replica_ready
 from scheduler.state import NEVER_MS, ClusterState
 from scheduler.step import Step
+from scheduler.undo import undo_decision
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
     CordonWorker,
     DeleteModel,
     DrainWorker,
+    FoldSettings,
     PartitionReleased,
     ReplicaFailed,
     ReplicaReady,
@@ -47,6 +51,7 @@ from sie_stream.control import (
     TopicEnsured,
     TopicFailed,
     UncordonWorker,
+    UndoDecision,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -61,7 +66,9 @@ class SchedulerMachine:
 
     def __init__(self, settings: Settings, state: ClusterState | None = None) -> None:
         self.settings = settings
+        """Of this process; in force as long as no leader on the log has told its own."""
         self.state = ClusterState() if state is None else state
+        self._in_force = (self.state.settings, in_force(settings, self.state.settings))
 
     def step(self, record_offset: int, timestamp_ms: int, record: ClusterRecord) -> list[SchedulerCommand]:
         """Fold one record. Offsets must grow; `timestamp_ms` is the broker's, and a step back of it is ignored."""
@@ -69,12 +76,24 @@ class SchedulerMachine:
         assert record_offset >= state.next_offset, f"offset {record_offset} was folded already"
         state.next_offset = record_offset + 1
         state.now_ms = max(state.now_ms, timestamp_ms)
-        step = Step(state, self.settings, record_offset)
+        if self._in_force[0] is not state.settings:
+            self._in_force = (state.settings, in_force(self.settings, state.settings))
+        step = Step(state, self._in_force[1], record_offset, record)
         dispatch(step, record)
         if step.dirty or step.capacity_freed:
             converge(step)
             say_drained(step)
         return step.commands()
+
+
+def in_force(settings: Settings, told: FoldSettings | None) -> Settings:
+    """The settings to fold with: what the leader told, wherever decisions depend on it."""
+    return settings if told is None else structs.replace(settings, **structs.asdict(told))
+
+
+def fold_settings(settings: Settings) -> FoldSettings:
+    """What a leader tells."""
+    return FoldSettings(**{name: getattr(settings, name) for name in FoldSettings.__struct_fields__})
 
 
 def dispatch(step: Step, record: ClusterRecord) -> None:
@@ -104,6 +123,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             drain_worker(step, record)
         case UncordonWorker():
             uncordon_worker(step, record)
+        case UndoDecision():
+            undo_decision(step, record)
         case WorkerJoined():
             worker_joined(step, record)
         case WorkerExited():
@@ -123,11 +144,12 @@ def elected(step: Step, record: SchedulerElected) -> None:
     before = step.state.leader
     step.state.leader = record.scheduler
     step.state.leader_is_new = True
+    step.state.settings = record.settings or step.state.settings
     step.decide(
         "scheduler_elected",
         record.scheduler,
         f"It took the scheduler's transactional id{f' from {before}' if before else ''}.",
-        chosen={"scheduler": record.scheduler, "before": before or "nobody"},
+        chosen={"scheduler": record.scheduler, "before": before or "nobody", "release": record.release or "unknown"},
     )
 
 

@@ -41,6 +41,8 @@ def drain_worker(step: Step, record: DrainWorker) -> None:
         _refuse(step, record.worker, f"It is {found.phase} already.", record.actor)
         return
     step.state.cordons[record.worker] = Cordon("draining", step.now_ms, record.actor)
+    for model in step.state.models.values():
+        _set_leaving(step, model, record.worker)
     step.decide(
         "worker_draining",
         record.worker,
@@ -48,8 +50,6 @@ def drain_worker(step: Step, record: DrainWorker) -> None:
         chosen={"actor": record.actor, **_held(step, record.worker)},
         do_nothing="A restart would interrupt what runs there.",
     )
-    for model in step.state.models.values():
-        _set_leaving(step, model, record.worker)
     say_drained(step)
 
 
@@ -62,7 +62,7 @@ def uncordon_worker(step: Step, record: UncordonWorker) -> None:
         return
     for model in step.state.models.values():
         for replica in model.replicas:
-            if replica.worker == record.worker and replica.leaving and replica.state != "draining":
+            if replica.worker == record.worker and not replica.leaving_for and replica.state != "draining":
                 replica.leaving = False
                 step.look_at(model)
     step.capacity_freed = True
@@ -93,10 +93,13 @@ def say_drained(step: Step) -> None:
 
 
 def _set_leaving(step: Step, model: ModelState, worker: str) -> None:
-    for replica in model.replicas:
-        if replica.worker == worker and replica.state != "draining":
-            replica.leaving = True
-            step.look_at(model)
+    """What it held before is remembered with the decision that follows, so that the drain can be undone."""
+    leaving = [replica for replica in model.replicas if replica.worker == worker and replica.state != "draining"]
+    if leaving:
+        step.remember(model)
+        step.look_at(model)
+    for replica in leaving:
+        replica.leaving = True
 
 
 def _held(step: Step, worker: str) -> dict[str, str | int]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from scheduler.evidence import memory_changes, went
 from scheduler.fleet import WorkerEvent, may_commit, next_status, silence_ends_ms
 from scheduler.limits import FORGET_WORKER_MS, RECONNECT_MS, REPLACE_AFTER_MS
 from scheduler.partitions import owner_gone
-from scheduler.state import NEVER_MS, ModelState, WorkerState
+from scheduler.state import NEVER_MS, ModelState, ReplicaState, WorkerState
 from scheduler.step import Step
 from sie_stream.control import WorkerExited, WorkerFenced, WorkerHeartbeat, WorkerJoined, WorkerLeft
+from sie_stream.decisions import Move
 
 PAST_MAX = 32
 """Replaced incarnations that are remembered per worker."""
+
+Dropped = list[tuple[str, ReplicaState]]
+"""(model, replica) pairs."""
+Freed = dict[str, list[str]]
+"""{model: its partitions, as text}."""
 
 
 def worker_joined(step: Step, record: WorkerJoined) -> None:
@@ -23,14 +30,20 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
     if known is not None:
         past = (*known.past, known.incarnation)[-PAST_MAX:]
         if may_commit(known.status):
-            moved = _forget_holdings(step, known)
+            replicas, partitions = _forget_holdings(step, known)
             step.decide(
                 "worker_replaced",
                 record.worker,
                 f"Incarnation {record.incarnation} joined after it took the transactional id of {known.incarnation}, "
                 f"which fences that one.",
-                chosen={"fenced": known.incarnation, "incarnation": record.incarnation, **moved},
+                chosen={
+                    "fenced": known.incarnation,
+                    "incarnation": record.incarnation,
+                    **_counts(replicas, partitions),
+                },
                 do_nothing="Its partitions would wait for a process that cannot commit any more.",
+                moves=_all_moves(known, replicas, partitions),
+                memory=memory_changes(step.state, removed=_states(replicas)),
             )
     step.state.workers[record.worker] = WorkerState(
         worker=record.worker,
@@ -47,6 +60,7 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
         tier=record.tier,
         topology=record.topology,
         past=past,
+        joined_offset=step.offset,
     )
     step.decide(
         "worker_joined",
@@ -71,6 +85,7 @@ def worker_heard(step: Step, record: WorkerHeartbeat) -> None:
         step.ignore()
         return
     worker.last_heard_ms = max(worker.last_heard_ms, step.now_ms)
+    worker.heard_offset = step.offset
 
 
 def worker_exited(step: Step, record: WorkerExited) -> None:
@@ -89,13 +104,16 @@ def worker_left(step: Step, record: WorkerLeft) -> None:
     worker.status = next_status(worker.status, WorkerEvent.LEFT)
     worker.ended_ms = step.now_ms
     worker.fence_due_ms = NEVER_MS
-    moved = _forget_holdings(step, worker)
+    replicas, partitions = _forget_holdings(step, worker)
     step.decide(
         "worker_left",
         worker.worker,
         "A clean stop: everything it finished is committed and it commits nothing any more, so no fence is needed.",
-        chosen={"incarnation": worker.incarnation, **moved},
+        chosen={"incarnation": worker.incarnation, **_counts(replicas, partitions)},
         do_nothing="Its partitions would be worked off by nobody.",
+        facts=(step.fact(worker.joined_offset, "WorkerJoined"),),
+        moves=_all_moves(worker, replicas, partitions),
+        memory=memory_changes(step.state, removed=_states(replicas)),
     )
 
 
@@ -108,13 +126,22 @@ def worker_fenced(step: Step, record: WorkerFenced) -> None:
     worker.status = next_status(worker.status, WorkerEvent.FENCED)
     worker.ended_ms = step.now_ms
     worker.fence_due_ms = NEVER_MS
-    moved = _forget_holdings(step, worker)
+    replicas, partitions = _forget_holdings(step, worker)
     step.decide(
         "worker_fenced",
         worker.worker,
         f"Kafka refuses every commit of {worker.incarnation} from now on; its partitions are free.",
-        chosen={"incarnation": worker.incarnation, "fence_ms": record.took_ms, "since_lost_ms": lost_ms, **moved},
+        chosen={
+            "incarnation": worker.incarnation,
+            "fence_ms": record.took_ms,
+            "since_lost_ms": lost_ms,
+            **_counts(replicas, partitions),
+        },
         do_nothing="Its partitions would be worked off by nobody.",
+        facts=(step.fact(worker.joined_offset, "WorkerJoined"),),
+        moves=_all_moves(worker, replicas, partitions),
+        memory=memory_changes(step.state, removed=_states(replicas)),
+        took_ms=lost_ms,
     )
 
 
@@ -178,7 +205,7 @@ def _lose(step: Step, worker: WorkerState, because: str) -> None:
     assert worker.status == "live", worker
     worker.status = "lost"
     worker.ended_ms = step.now_ms
-    replicas = 0
+    replicas: Dropped = []
     for model in step.state.models.values():
         replicas += _drop_replicas(step, model, worker)
     held = sum(
@@ -190,8 +217,14 @@ def _lose(step: Step, worker: WorkerState, because: str) -> None:
         "worker_lost",
         worker.worker,
         f"{because[0].upper()}{because[1:]}.",
-        chosen={"fence": worker.incarnation, "replicas": replicas, "partitions": held},
+        chosen={"fence": worker.incarnation, "replicas": len(replicas), "partitions": held},
         do_nothing=f"{held} partitions would stay with a process that may be dead, or wake up and commit.",
+        facts=(
+            step.fact(worker.joined_offset, "WorkerJoined"),
+            step.fact(worker.heard_offset, "WorkerHeartbeat"),
+        ),
+        moves=_all_moves(worker, replicas, {}),
+        memory=memory_changes(step.state, removed=_states(replicas)),
     )
     _fence(step, worker)
 
@@ -206,11 +239,16 @@ def _watch(step: Step, due_ms: int) -> None:
     step.state.workers_due_ms = min(step.state.workers_due_ms, due_ms)
 
 
-def _drop_replicas(step: Step, model: ModelState, worker: WorkerState) -> int:
-    """Take the worker's replicas off the model's list; a model that lost a serving one prefers the worker's return."""
+def _drop_replicas(step: Step, model: ModelState, worker: WorkerState) -> Dropped:
+    """Take the worker's replicas off the model's list; a model that lost a serving one prefers the worker's return.
+
+    The next decision has to be the one that says so.
+    """
     gone = [r for r in model.replicas if (r.worker, r.incarnation) == (worker.worker, worker.incarnation)]
     if not gone:
-        return 0
+        return []
+    if any(replica in model.present() for replica in gone):
+        step.remember(model)
     model.replicas = [replica for replica in model.replicas if replica not in gone]
     if worker.worker not in model.lost_workers:
         model.lost_workers = (*model.lost_workers, worker.worker)
@@ -218,18 +256,37 @@ def _drop_replicas(step: Step, model: ModelState, worker: WorkerState) -> int:
     step.touch("placements", model.model)
     step.touch("instances", model.model)
     step.look_at(model)
-    return len(gone)
+    return [(model.model, replica) for replica in gone]
 
 
-def _forget_holdings(step: Step, worker: WorkerState) -> dict[str, str | int]:
-    """This incarnation can never commit again: no replica and no partition is its own any more. Returns the counts."""
-    replicas = 0
-    freed = 0
+def _forget_holdings(step: Step, worker: WorkerState) -> tuple[Dropped, Freed]:
+    """This incarnation can never commit again: no replica and no partition is its own any more. Returns which were.
+
+    The next decision has to be the one that says so.
+    """
+    replicas: Dropped = []
+    freed: Freed = {}
     for model in step.state.models.values():
         replicas += _drop_replicas(step, model, worker)
-        mine = sum(owner_gone(partition, worker.worker, worker.incarnation) for partition in model.partitions)
+        mine = [str(p.partition) for p in model.partitions if owner_gone(p, worker.worker, worker.incarnation)]
         if mine:
-            freed += mine
+            freed[model.model] = mine
             step.touch("placements", model.model)
             step.look_at(model)
-    return {"replicas": replicas, "partitions": freed}
+    return replicas, freed
+
+
+def _states(replicas: Dropped) -> list[ReplicaState]:
+    return [replica for _, replica in replicas]
+
+
+def _counts(replicas: Dropped, partitions: Freed) -> dict[str, int]:
+    return {"replicas": len(replicas), "partitions": sum(len(numbers) for numbers in partitions.values())}
+
+
+def _all_moves(worker: WorkerState, replicas: Dropped, partitions: Freed) -> tuple[Move, ...]:
+    """Everything goes from the worker to nowhere."""
+    freed = [
+        Move(model, f"partitions {', '.join(numbers)}", worker.worker, "") for model, numbers in partitions.items()
+    ]
+    return (*(went(model, replica) for model, replica in replicas), *freed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.evidence import memory_changes, went
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
 from scheduler.partitions import released, worked_off
 from scheduler.state import ModelState, ReplicaState
@@ -38,6 +39,8 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
             "memory_bytes_declared": replica.memory_bytes,
             "memory_bytes_measured": record.memory_bytes,
         },
+        facts=(step.fact(replica.placement_epoch, "cause of its placement"),),
+        took_ms=took_ms,
     )
     step.touch("instances", model.model)
     step.look_at(model)
@@ -112,6 +115,8 @@ def _find(step: Step, record: ReplicaReady | ReplicaFailed) -> tuple[ModelState,
 
 def _fail(step: Step, model: ModelState, replica: ReplicaState, code: str, message: str) -> None:
     """Unlist the replica; plan a retry, elsewhere if possible, or give up."""
+    if replica in model.present():
+        step.remember(model)
     model.replicas.remove(replica)
     step.capacity_freed = True
     where = f"{replica.worker}/{replica.device}"
@@ -135,6 +140,10 @@ def _fail(step: Step, model: ModelState, replica: ReplicaState, code: str, messa
             "placement_epoch": replica.placement_epoch,
         },
         do_nothing="The model would lack this replica.",
+        facts=(step.fact(replica.placement_epoch, "cause of its placement"),),
+        moves=(went(model.model, replica),),
+        memory=memory_changes(step.state, removed=(replica,)),
+        took_ms=step.now_ms - replica.placed_ms,
     )
     step.touch("placements", model.model)
     step.touch("instances", model.model)

@@ -53,6 +53,18 @@ def snapshot_writes(state: ClusterState, topic: str, part_bytes_max: int = PART_
 
 def newest_snapshot(records: Iterable[LogRecord]) -> ClusterState | None:
     """The newest complete snapshot among the records; None when there is none that this version can read."""
+    found = _by_offset(records)
+    return _first_readable(found, sorted(found, reverse=True))
+
+
+def oldest_snapshot(records: Iterable[LogRecord], offset: int) -> ClusterState | None:
+    """The oldest complete snapshot of `offset` or later, to fold on from where the log begins only there; or None."""
+    found = _by_offset(records)
+    return _first_readable(found, sorted(number for number in found if number >= offset))
+
+
+def _by_offset(records: Iterable[LogRecord]) -> dict[int, dict[int, SnapshotPart]]:
+    """{next_offset: {number: part}}."""
     found: dict[int, dict[int, SnapshotPart]] = {}
     for record in records:
         if record.value is None:
@@ -62,7 +74,11 @@ def newest_snapshot(records: Iterable[LogRecord]) -> ClusterState | None:
         except msgspec.MsgspecError:
             continue  # not ours, or of a format before this one
         found.setdefault(part.next_offset, {})[part.part] = part
-    for offset in sorted(found, reverse=True):
+    return found
+
+
+def _first_readable(found: dict[int, dict[int, SnapshotPart]], order: Iterable[int]) -> ClusterState | None:
+    for offset in order:
         parts = found[offset]
         if len(parts) == parts[min(parts)].parts:
             state = from_bytes(zlib.decompress(b"".join(parts[number].data for number in sorted(parts))))

@@ -14,14 +14,17 @@ from msgspec import Raw, Struct, field
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
-from sie_stream.control import Device, ModelLaunch, RouteRow, Taint
+from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 NEVER_MS = 1 << 62
 """A time that does not come."""
+
+JOURNAL_MAX = 16
+"""Changes of a model's placement that can be undone, the newest ones."""
 
 
 class Cordon(Struct, frozen=True):
@@ -60,6 +63,10 @@ class WorkerState(Struct):
     """It gives partitions back unasked, so it is on its way out: it gets no work any more."""
     past: tuple[str, ...] = ()
     """Incarnations that this one, or its predecessors, replaced; the newest last."""
+    joined_offset: int = -1
+    """Offset of its WorkerJoined."""
+    heard_offset: int = -1
+    """Offset of its last heartbeat; -1: none yet."""
 
 
 class ReplicaState(Struct):
@@ -74,11 +81,21 @@ class ReplicaState(Struct):
     placed_ms: int
     state: Literal["loading", "ready", "draining"] = "loading"
     leaving: bool = False
-    """Its worker is being drained: it serves until its replacement does."""
+    """It serves until its replacement does."""
+    leaving_for: str = ""
+    """The decision, an undo, that wants it gone; empty: another reason."""
 
     @property
     def key(self) -> ReplicaKey:
         return ReplicaKey(self.worker, self.incarnation, self.placement_epoch)
+
+
+class PlacementChange(Struct, frozen=True):
+    """One decision that changed where a model's replicas are."""
+
+    decision: str
+    before: tuple[tuple[str, str], ...]
+    """(worker, device) of the replicas of the then present generation, before it."""
 
 
 class ModelState(Struct):
@@ -133,6 +150,10 @@ class ModelState(Struct):
     message: str = ""
     """Why it is not ready, for people."""
     timings_ms: dict[str, int] = field(default_factory=dict)
+    applied_offset: int = -1
+    """Offset of the ApplyModel that was accepted last."""
+    journal: tuple[PlacementChange, ...] = ()
+    """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
 
     @property
     def launch(self) -> ModelLaunch:
@@ -174,6 +195,8 @@ class ClusterState(Struct):
     now_ms: int = 0
     """Timestamp of the last record; never steps back."""
     leader: str = ""
+    settings: FoldSettings | None = None
+    """Of the leader that was elected last; they hold for whoever folds. None: it did not say."""
     leader_is_new: bool = False
     """The leader has not ticked yet: on its first tick, side effects without an outcome are asked for again."""
     last_tick_ms: int = 0

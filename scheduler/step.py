@@ -7,9 +7,18 @@ from typing import Literal
 
 import msgspec
 
+from scheduler.evidence import asked_by
 from scheduler.rows import build_row, row_name
-from scheduler.state import ClusterState, ModelState
-from sie_stream.control import Decision, EnsureTopic, FenceWorker, PublishState, RecordDecision, SchedulerCommand
+from scheduler.state import JOURNAL_MAX, ClusterState, ModelState, PlacementChange
+from sie_stream.control import (
+    ClusterRecord,
+    EnsureTopic,
+    FenceWorker,
+    PublishState,
+    RecordDecision,
+    SchedulerCommand,
+)
+from sie_stream.decisions import Decision, Fact, MemoryChange, Move, SolverRun
 from sie_stream.settings import Settings
 
 TEXT_CHARS_MAX = 8_000
@@ -27,8 +36,9 @@ def shortened(text: str, chars_max: int) -> str:
 class Step:
     """Collects the commands of one record. Handlers change the state and call these; `commands` builds the list."""
 
-    def __init__(self, state: ClusterState, settings: Settings, offset: int) -> None:
+    def __init__(self, state: ClusterState, settings: Settings, offset: int, record: ClusterRecord) -> None:
         self.state = state
+        self.record = record
         self.settings = settings
         self.offset = offset
         self.now_ms = state.now_ms
@@ -48,10 +58,19 @@ class Step:
         chosen: Mapping[str, str | int] | None = None,
         rejected: tuple[str, ...] = (),
         do_nothing: str = "",
+        facts: tuple[Fact | None, ...] = (),
+        moves: tuple[Move, ...] = (),
+        memory: tuple[MemoryChange, ...] = (),
+        took_ms: int | None = None,
+        solver: SolverRun | None = None,
+        undoes: str = "",
     ) -> None:
-        """Record one decision. `reason` says why in a sentence, `do_nothing` what would have happened without it."""
+        """Record one decision. `reason` says why in a sentence, `do_nothing` what would have happened without it.
+
+        `facts`: records that it rests on besides the one being folded. The rest as in `Decision`.
+        """
         decision = Decision(
-            decision=f"d-{self.offset}-{len(self._decisions)}",
+            decision=self.next_decision,
             kind=kind,
             subject=shortened(subject, VALUE_CHARS_MAX),
             reason=shortened(reason, TEXT_CHARS_MAX),
@@ -63,8 +82,32 @@ class Step:
             },
             rejected=rejected,
             do_nothing=do_nothing,
+            asked_by=shortened(asked_by(self.record), VALUE_CHARS_MAX),
+            facts=(self._fact(self.offset, type(self.record).__name__), *(fact for fact in facts if fact is not None)),
+            moves=moves,
+            memory=memory,
+            took_ms=took_ms,
+            solver=solver,
+            undoes=shortened(undoes, VALUE_CHARS_MAX),
         )
         self._decisions.append(RecordDecision(decision))
+
+    @property
+    def next_decision(self) -> str:
+        """Id of the decision that `decide` records next."""
+        return f"d-{self.offset}-{len(self._decisions)}"
+
+    def fact(self, offset: int, kind: str) -> Fact | None:
+        """An earlier record of sie.cluster; None when its offset is not known or it is the one being folded."""
+        return None if offset < 0 or offset == self.offset else self._fact(offset, kind)
+
+    def _fact(self, offset: int, kind: str) -> Fact:
+        return Fact(self.settings.topics.cluster, 0, offset, kind)
+
+    def remember(self, model: ModelState) -> None:
+        """The next decision changes where the model's replicas are: keep where they were, so that it can be undone."""
+        before = tuple((replica.worker, replica.device) for replica in model.present())
+        model.journal = (*model.journal, PlacementChange(self.next_decision, before))[-JOURNAL_MAX:]
 
     def touch(self, table: Table, model: str) -> None:
         """The row of `model` in this table changed: publish it as it is at the end of the step."""

@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from sie_stream.decisions import Decision
+
 # ---------------------------------------------------------------- sie.cluster: commands of people and tools
 
 
@@ -42,6 +44,13 @@ class DrainWorker(Struct, frozen=True, tag=True):
 
 class UncordonWorker(Struct, frozen=True, tag=True):
     worker: str
+    actor: str = ""
+
+
+class UndoDecision(Struct, frozen=True, tag=True):
+    """Put replicas back where they were before this decision (`d-OFFSET-N`), as a new decision."""
+
+    decision: str
     actor: str = ""
 
 
@@ -162,10 +171,25 @@ class TopicFailed(Struct, frozen=True, tag=True):
     message: str
 
 
+class FoldSettings(Struct, frozen=True):
+    """Those settings of a leader that its decisions depend on, so that anybody can fold the log to the same end."""
+
+    topic_prefix: str
+    record_bytes_max: int
+    worker_lost_after_ms: int
+    tick_ms: int
+    fence_timeout_ms: int
+    load_timeout_ms: int
+
+
 class SchedulerElected(Struct, frozen=True, tag=True):
     """Written in the first transaction of a new leader, so a fenced one cannot write it."""
 
     scheduler: str
+    settings: FoldSettings | None = None
+    """In force from the next record on, for every process that folds the log. None: of a release before this field."""
+    release: str = ""
+    """Of the software: another release may decide otherwise."""
 
 
 class Tick(Struct, frozen=True, tag=True):
@@ -180,6 +204,7 @@ ClusterRecord = (
     | CordonWorker
     | DrainWorker
     | UncordonWorker
+    | UndoDecision
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerExited
@@ -220,25 +245,6 @@ class PublishState(Struct, frozen=True, tag=True):
 
 class RecordDecision(Struct, frozen=True, tag=True):
     decision: Decision
-
-
-class Decision(Struct, frozen=True):
-    """One decision of the scheduler, as logged on sie.decisions."""
-
-    decision: str
-    """d-OFFSET-N: offset of the sie.cluster record that caused it, and its place among that record's decisions."""
-    kind: str
-    """e.g. model_accepted, model_rejected, replica_placed, replica_unplaceable, worker_lost, partition_assigned ..."""
-    subject: str
-    """Model or worker it is about."""
-    reason: str
-    cause_offset: int
-    at_ms: int
-    chosen: dict[str, str | int]
-    rejected: tuple[str, ...] = ()
-    """Alternatives and why not, one sentence each."""
-    do_nothing: str = ""
-    """What would have happened without it."""
 
 
 SchedulerCommand = FenceWorker | EnsureTopic | PublishState | RecordDecision

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import demo, doctor, maintenance, models, stream, topics, topology, up
+from sie_stream.cli import audit, decisions, demo, doctor, maintenance, models, stream, topics, topology, up
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -35,6 +35,9 @@ app.command()(topology.topology)
 app.command()(maintenance.cordon)
 app.command()(maintenance.drain)
 app.command()(maintenance.uncordon)
+app.command()(decisions.decisions)
+app.command()(decisions.undo)
+app.add_typer(audit.app, name="audit")
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)

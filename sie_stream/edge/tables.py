@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
 
 from sie_stream.errors import FatalLogError, Retriable
@@ -17,7 +17,7 @@ RETRY_S = 0.1
 
 def read_to_end(
     reader: LogReader, topic: str, since: Mapping[TopicPartition, int] | None = None, timeout_s: float = 30.0
-) -> Iterator[LogRecord]:
+) -> Generator[LogRecord]:
     """Every visible record of `topic` (from the offsets `since`, where given) up to the end offset seen at the call.
 
     Nothing for a topic that does not exist.

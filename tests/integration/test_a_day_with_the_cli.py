@@ -137,6 +137,28 @@ def test_topics_and_doctor_are_content(shell: Shell) -> None:
     assert states["workers"] == states["schemas"] == "ok"
 
 
+def test_decisions_are_told_and_a_refold_makes_the_same(shell: Shell) -> None:
+    told = shell.json("decisions", "--model", MODEL, "--since", "1h")
+    kinds = [decision["kind"] for decision in told]
+    assert {"model_accepted", "replica_placed", "replica_ready", "partitions_assigned"} <= set(kinds)
+    placed = told[kinds.index("replica_placed")]
+    assert placed["moves"][0]["target"] == "worker-0/cpu:0"
+    assert placed["memory"][0]["after_bytes"] > placed["memory"][0]["before_bytes"]
+    assert placed["facts"][0]["topic"] == "sie.cluster"
+    assert placed["decision"] in shell.run("decisions", "--model", MODEL)
+    report = shell.json("audit", "decisions")
+    assert report["same"]
+    assert report["equal"] >= len(told)
+    assert "the same" in shell.run("audit", "decisions")
+
+
+def test_the_first_placement_cannot_be_undone_and_says_why(shell: Shell) -> None:
+    placed = next(d for d in shell.json("decisions", "--model", MODEL) if d["kind"] == "replica_placed")
+    assert "had 0 replicas before it" in shell.run("undo", placed["decision"], code=1)
+    assert "ends before" in shell.run("undo", "d-99999999-0", code=1)
+    assert "d-OFFSET-N" in shell.run("undo", "the last one", code=1)
+
+
 def test_any_kafka_client_can_take_part(shell: Shell) -> None:
     shell.script("plain_producer.py", shell.bootstrap, MODEL)
     said = shell.script("plain_consumer.py", shell.bootstrap, "plain-json", "plain-avro")

@@ -27,6 +27,7 @@ from sie_stream.control import (
     TopicEnsured,
     TopicFailed,
     UncordonWorker,
+    UndoDecision,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -132,8 +133,8 @@ class World:
     def turn(self) -> None:
         act = self.random.choices(
             (self.time, self.apply, self.delete, self.join, self.die, self.leave, self.outcome, self.load, self.release,
-             self.stray, self.change_leader, self.maintain),
-            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4),
+             self.stray, self.change_leader, self.maintain, self.undo),
+            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8),
         )[0]  # fmt: skip
         act()
 
@@ -252,6 +253,12 @@ class World:
         past = [record for _, _, record in self.cluster.log if isinstance(record, kinds)]
         if past:
             self.send(self.random.choice(past))
+
+    def undo(self) -> None:
+        """Somebody takes back one of the last changes of a model's placement."""
+        changes = [change for model in self.cluster.machine.state.models.values() for change in model.journal]
+        if changes:
+            self.send(UndoDecision(self.random.choice(changes).decision, actor="ann"))
 
     def change_leader(self) -> None:
         self.send(SchedulerElected(f"s{self.random.randint(1, 3)}"))

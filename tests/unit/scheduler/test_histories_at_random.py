@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from scheduler.machine import SchedulerMachine
-from scheduler.state import from_bytes, to_bytes
+from scheduler.state import STATE_FORMAT, from_bytes, to_bytes
 from sie_stream.control import ClusterRecord, SchedulerCommand
 from sie_stream.settings import Settings
 from tests.unit.scheduler.chaos import World
@@ -93,5 +93,5 @@ def test_the_hash_seed_of_the_process_changes_nothing() -> None:
 
 def test_a_snapshot_of_another_format_is_not_read() -> None:
     made = world(1, turns=20)
-    data = to_bytes(made.cluster.machine.state).replace(b'"format":1', b'"format":999', 1)
+    data = to_bytes(made.cluster.machine.state).replace(b'"format":%d' % STATE_FORMAT, b'"format":999', 1)
     assert from_bytes(data) is None
