@@ -1,45 +1,83 @@
-"""Writes one command to sie.cluster and waits for the decision that answers it."""
+"""Writes commands to sie.cluster and waits for the decisions that answer them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from schemas.codec import decode_decision, encode_cluster
 from schemas.wire import CodecError
-from sie_stream.cli.declare import NotReady
 from sie_stream.control import ClusterRecord
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
+from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.errors import SieError
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogWrite
 
 POLL_MS = 50
+Tick = Callable[[], None]
+Subject = Callable[[Decision], str]
+"""What a decision is the answer to; empty: to nothing that was asked."""
+
+
+class NotReady(SieError):
+    """The scheduler did not answer, or a model did not become ready, in time."""
+
+    code = "not_ready"
+
+
+def nothing() -> None:
+    """Nothing to do between polls."""
+
+
+def of_kind(kinds: Collection[str]) -> Subject:
+    """Decisions of these kinds answer what was asked about their subject."""
+    return lambda decision: decision.subject if decision.kind in kinds else ""
 
 
 def ask(
-    connection: Connection, command: ClusterRecord, is_answer: Callable[[Decision], bool], timeout_s: float
-) -> Decision:
-    """The first answer among the decisions written after the question. Raises NotReady when none comes in time."""
+    connection: Connection,
+    commands: Sequence[ClusterRecord],
+    subjects: Sequence[str],
+    answers: Subject,
+    timeout_s: float,
+    tick: Tick = nothing,
+) -> list[Decision]:
+    """The first answer about each subject among the decisions written after the question, in the order they come.
+
+    Raises NotReady when one is missing after `timeout_s`.
+    """
     topics = connection.settings.topics
     reader, writer = connection.reader(), connection.plain_writer()
     try:
         places = [TopicPartition(topics.decisions, number) for number in range(reader.partitions_of(topics.decisions))]
         reader.assign(reader.end_offsets(places))
-        writer.write([LogWrite(topics.cluster, encode_cluster(command))])
+        writer.write([LogWrite(topics.cluster, encode_cluster(command)) for command in commands])
         writer.flush(10_000)
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            for record in reader.poll(1_000, POLL_MS):
-                try:
-                    decision = decode_decision(record.value)
-                except CodecError:
-                    continue  # not the answer; `sie-stream audit decisions` reports what cannot be read
-                if is_answer(decision):
-                    return decision
-        raise NotReady(
-            f"the scheduler did not answer within {timeout_s:.0f} s. Is it running? `sie-stream doctor` looks."
-        )
+        return _collect(reader, list(subjects), answers, timeout_s, tick)
     finally:
         reader.close()
         writer.close()
+
+
+def _collect(reader: KafkaReader, waiting: list[str], answers: Subject, timeout_s: float, tick: Tick) -> list[Decision]:
+    found: list[Decision] = []
+    deadline = time.monotonic() + timeout_s
+    while waiting:
+        for record in reader.poll(1_000, POLL_MS):
+            try:
+                decision = decode_decision(record.value)
+            except CodecError:
+                continue  # not the answer; `sie-stream audit decisions` reports what cannot be read
+            subject = answers(decision)
+            if subject in waiting:
+                waiting.remove(subject)
+                found.append(decision)
+        tick()
+        if waiting and time.monotonic() > deadline:
+            raise NotReady(
+                f"the scheduler did not answer within {timeout_s:.0f} s about {', '.join(waiting[:5])}. "
+                "Is it running? `sie-stream doctor` looks."
+            )
+    return found

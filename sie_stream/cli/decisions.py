@@ -79,6 +79,10 @@ def decisions(
         reader.close()
 
 
+def _undone(found: Decision) -> str:
+    return found.undoes if found.kind in ANSWERS else ""
+
+
 def _wanted(decision: Decision, model: str, at_ms: int) -> bool:
     if decision.at_ms < at_ms:
         return False
@@ -198,12 +202,8 @@ def undo(
     if place_of(decision) is None:
         raise ConfigError(f"{decision!r} is no id of a decision: allowed is d-OFFSET-N, e.g. d-120-0")
     connection = Connection.open(bootstrap_servers)
-    answer = ask(
-        connection,
-        UndoDecision(decision, getpass.getuser()),
-        lambda found: found.undoes == decision and found.kind in ANSWERS,
-        timeout_s,
-    )
+    command = UndoDecision(decision, getpass.getuser())
+    answer = ask(connection, [command], [decision], _undone, timeout_s)[0]
     if output is OutputFormat.JSON:
         show_json(msgspec.to_builtins(answer))
     else:

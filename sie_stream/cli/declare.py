@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from schemas.codec import decode_decision, decode_row, encode_cluster
-from sie_stream.control import ApplyModel, ClusterRecord, Decision, DeleteModel, InstanceRow
+from schemas.codec import decode_row
+from sie_stream.cli.ask import NotReady, Tick, ask, of_kind
+from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.errors import ConfigError, SieError
+from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
-from sie_stream.records import LogWrite
 from sie_stream.spec import ModelSpec, parse_documents, to_json
 
 SUFFIXES = (".yaml", ".yml", ".json")
 ANSWERS = ("model_accepted", "model_rejected", "model_unchanged", "model_deleting", "delete_ignored")
 POLL_MS = 50
-Tick = Callable[[], None]
-
-
-class NotReady(SieError):
-    """The scheduler did not answer, or a model did not become ready, in time."""
-
-    code = "not_ready"
 
 
 def load_specs(path: Path) -> list[tuple[ModelSpec, Path]]:
@@ -81,55 +73,11 @@ def declare(
     """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
     actor = getpass.getuser()
     records = [ApplyModel(msgspec.Raw(to_json(with_absolute_source(spec, folder))), actor) for spec, folder in specs]
-    return ask(connection, records, [spec.model_id for spec, _ in specs], ANSWERS, timeout_s, tick)
+    return ask(connection, records, [spec.model_id for spec, _ in specs], of_kind(ANSWERS), timeout_s, tick)
 
 
 def delete(connection: Connection, model: str, timeout_s: float, tick: Tick) -> Decision:
-    return ask(connection, [DeleteModel(model, getpass.getuser())], [model], ANSWERS, timeout_s, tick)[0]
-
-
-def ask(
-    connection: Connection,
-    records: Sequence[ClusterRecord],
-    subjects: Sequence[str],
-    answers: Collection[str],
-    timeout_s: float,
-    tick: Tick,
-) -> list[Decision]:
-    """Write commands; return the first decision of a kind in `answers` about each subject. Raises NotReady."""
-    topics = connection.settings.topics
-    reader = connection.reader()
-    try:
-        decisions = [TopicPartition(topics.decisions, n) for n in range(reader.partitions_of(topics.decisions))]
-        reader.assign(reader.end_offsets(decisions))
-        writer = connection.plain_writer()
-        writer.write([LogWrite(topics.cluster, encode_cluster(record)) for record in records])
-        writer.flush(10_000)
-        writer.close()
-        return _answers(reader, list(subjects), answers, timeout_s, tick)
-    finally:
-        reader.close()
-
-
-def _answers(
-    reader: KafkaReader, subjects: list[str], answers: Collection[str], timeout_s: float, tick: Tick
-) -> list[Decision]:
-    found: list[Decision] = []
-    waiting = list(subjects)
-    deadline = time.monotonic() + timeout_s
-    while waiting:
-        for record in reader.poll(1_000, POLL_MS):
-            decision = decode_decision(record.value or b"")
-            if decision.kind in answers and decision.subject in waiting:
-                waiting.remove(decision.subject)
-                found.append(decision)
-        tick()
-        if time.monotonic() > deadline:
-            raise NotReady(
-                f"the scheduler did not answer within {timeout_s:.0f} s about {', '.join(waiting[:5])}. "
-                "Is it running? `sie-stream doctor` looks."
-            )
-    return found
+    return ask(connection, [DeleteModel(model, getpass.getuser())], [model], of_kind(ANSWERS), timeout_s, tick)[0]
 
 
 def wait_ready(

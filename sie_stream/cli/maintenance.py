@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sie_stream.cli.declare import NotReady, ask
+from sie_stream.cli.ask import NotReady, ask, of_kind
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
 from sie_stream.cli.workers import cluster_state
 from sie_stream.control import CordonWorker, Decision, DrainWorker, UncordonWorker
@@ -68,14 +68,14 @@ def drain(
         return
     with error_console.status(f"draining {worker}"):
         try:
-            done = ask(connection, [command], [worker], {"worker_drained", IGNORED}, timeout_s, lambda: None)[0]
+            done = ask(connection, [command], [worker], of_kind({"worker_drained", IGNORED}), timeout_s)[0]
         except NotReady as late:
             raise NotReady(_what_is_left(connection, worker, timeout_s)) from late
     _tell(done, output)
 
 
 def _order(connection: Connection, command: CordonWorker | DrainWorker | UncordonWorker, answer: str) -> Decision:
-    return ask(connection, [command], [command.worker], {answer, IGNORED}, ANSWER_S, lambda: None)[0]
+    return ask(connection, [command], [command.worker], of_kind({answer, IGNORED}), ANSWER_S)[0]
 
 
 def _tell(decision: Decision, output: OutputFormat) -> None:

@@ -15,6 +15,7 @@ from scheduler.capability import capability_matrix
 from scheduler.capability_words import ROW_COLUMNS, matrix_rows
 from scheduler.device_classes import DeviceClass, classes_of
 from schemas.codec import decode_row
+from sie_stream.cli.ask import nothing
 from sie_stream.cli.declare import declare, load_specs, wait_ready
 from sie_stream.cli.declare import delete as delete_declared
 from sie_stream.cli.fleet import topologies
@@ -56,7 +57,7 @@ def apply(
     """
     specs = load_specs(file)
     connection = Connection.open(bootstrap_servers)
-    decisions = declare(connection, specs, timeout_s, _nothing)
+    decisions = declare(connection, specs, timeout_s, nothing)
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     accepted = [decision.subject for decision in decisions if decision.kind != "model_rejected"]
     if wait and accepted:
@@ -69,7 +70,7 @@ def apply(
             transient=True,
         ) as progress:
             task = progress.add_task("ready", total=len(accepted))
-            wait_ready(connection, accepted, timeout_s, lambda count: progress.update(task, completed=count), _nothing)
+            wait_ready(connection, accepted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
     if output is OutputFormat.JSON:
         show_json([msgspec.to_builtins(decision) for decision in decisions])
     else:
@@ -79,10 +80,6 @@ def apply(
             console.print("1 model is ready" if len(accepted) == 1 else f"{len(accepted)} models are ready")
     if refused:
         raise typer.Exit(1)
-
-
-def _nothing() -> None:
-    """Nothing to do between polls."""
 
 
 def get(
@@ -245,7 +242,7 @@ def delete(
     Examples:
       sie-stream delete wine-logreg
     """
-    decision = delete_declared(Connection.open(bootstrap_servers), model, timeout_s, _nothing)
+    decision = delete_declared(Connection.open(bootstrap_servers), model, timeout_s, nothing)
     if output is OutputFormat.JSON:
         show_json(msgspec.to_builtins(decision))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sie_stream.cli.declare import ask
+from sie_stream.cli.ask import ask, of_kind
 from sie_stream.cli.workers import worker_rows
 from sie_stream.control import DrainWorker, UncordonWorker
 from tests.chaos.engine_room import EngineRoom, engine_room
@@ -30,7 +30,7 @@ def test_a_rolling_restart_of_all_workers_under_load_fails_no_request(tmp_path: 
         for name in WORKERS:
             before = live_incarnation(room, name)
             order = [DrainWorker(name, "test")]
-            ask(room.cluster.connection, order, [name], {"worker_drained"}, STEP_S, room.cluster.watch)
+            ask(room.cluster.connection, order, [name], of_kind({"worker_drained"}), STEP_S, room.cluster.watch)
             room.signal(name, signal.SIGTERM)
             room.watch_until(
                 lambda name=name, before=before: live_incarnation(room, name) not in ("", before),
@@ -38,7 +38,7 @@ def test_a_rolling_restart_of_all_workers_under_load_fails_no_request(tmp_path: 
                 STEP_S,
             )
             back = [UncordonWorker(name, "test")]
-            ask(room.cluster.connection, back, [name], {"worker_uncordoned"}, STEP_S, room.cluster.watch)
+            ask(room.cluster.connection, back, [name], of_kind({"worker_uncordoned"}), STEP_S, room.cluster.watch)
             room.await_progress(60, STEP_S)
         proof = room.prove_all(STEP_S)
         assert (proof["lost"], proof["duplicates"], proof["statuses"]) == ([], [], {"ok": room.sent})
