@@ -22,6 +22,9 @@ WATCH_EVERY_S = 0.1
 def up(
     workers: Annotated[int, typer.Option(help="Worker processes.", min=1, max=64)] = 2,
     ingress: Annotated[int, typer.Option(help="Ingress processes.", min=1, max=64)] = 1,
+    schedulers: Annotated[
+        int, typer.Option(help="Scheduler processes: one leads, the others stand by.", min=1, max=5)
+    ] = 1,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; stop with `down`.")
     ] = False,
@@ -43,12 +46,12 @@ def up(
     overrides = {"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {}
     settings = load_settings(overrides)
     if detach:
-        arguments = ["--workers", str(workers), "--ingress", str(ingress)]
+        arguments = ["--workers", str(workers), "--ingress", str(ingress), "--schedulers", str(schedulers)]
         arguments += ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else []
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
         return
     stop = StopFlag.on_signals()
-    layout = Layout(workers=workers, ingress=ingress)
+    layout = Layout(workers=workers, ingress=ingress, schedulers=schedulers)
     cluster = Cluster(settings, layout, say=lambda text: console.print(f"[dim]{text}[/]"), check=stop.check)
     try:
         cluster.start()

@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sie_stream.edge.orphans import stop_with_parent
+from sie_stream.edge.stop import EXIT_FENCED
 from sie_stream.errors import SieError
 
 RESTART_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+READY_MARKS = (b'"ready"', b'"standby"')
+"""What a process writes once it does its work, or stands by to do it."""
 HEALTHY_AFTER_S = 20.0
 """A process that lived this long starts its backoff again at zero."""
 
@@ -103,9 +106,12 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         while waiting := [child for child in self.children.values() if not self._is_ready(child)]:
             for child in waiting:
-                if child.process.poll() is not None:
+                code = child.process.poll()
+                if code == EXIT_FENCED:
+                    self.watch()  # two of a kind started at once: the one that lost the race comes again and stands by
+                elif code is not None:
                     raise ProcessFailed(
-                        f"{child.spec.name} ended with code {child.process.returncode} before it was ready.\n"
+                        f"{child.spec.name} ended with code {code} before it was ready.\n"
                         f"End of {child.log_path}:\n{log_tail(child.log_path)}"
                     )
             if time.monotonic() > deadline:
@@ -121,7 +127,8 @@ class Supervisor:
         if not child.ready:
             with child.log_path.open("rb") as log:
                 log.seek(child.log_offset)
-                child.ready = b'"ready"' in log.read()
+                text = log.read()
+            child.ready = any(mark in text for mark in READY_MARKS)
         return child.ready
 
     def watch(self) -> None:

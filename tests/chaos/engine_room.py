@@ -29,6 +29,7 @@ RATE = 60
 """Requests per second: enough that something is always in flight, little enough for a loaded machine."""
 READY_S = 180.0
 TICK_S = 0.05
+TWO_OF_EACH = Layout(workers=2, ingress=2)
 
 
 def with_replicas(model: DemoModel, count: int) -> DemoModel:
@@ -136,13 +137,13 @@ def whereabouts(bootstrap: str, request_ids: Collection[str]) -> list[str]:
 
 @contextmanager
 def engine_room(
-    state_dir: Path, models_dir: Path, label: str, workers: int = 2, replicas: int = 2
+    state_dir: Path, models_dir: Path, label: str, layout: Layout = TWO_OF_EACH, replicas: int = 2
 ) -> Iterator[EngineRoom]:
     """Start everything, declare six models with so many replicas each, and let requests flow."""
     models = [with_replicas(model, replicas) for model in load_models(models_dir) if model.spec.model_id in MODELS]
     assert len(models) == len(MODELS), "run `make models` first"
     settings = Settings(state_dir=str(state_dir), models_dir=str(models_dir))
-    cluster = Cluster(settings, Layout(workers=workers, ingress=2))
+    cluster = Cluster(settings, layout)
     try:
         cluster.start()
         specs = [(model.spec, model.folder) for model in models]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sie_stream.cli.ask import ask, of_kind
+from sie_stream.cli.cluster import Layout
 from sie_stream.cli.workers import worker_rows
 from sie_stream.control import DrainWorker, UncordonWorker
 from tests.chaos.engine_room import EngineRoom, engine_room
@@ -25,7 +26,7 @@ def live_incarnation(room: EngineRoom, name: str) -> str:
 
 
 def test_a_rolling_restart_of_all_workers_under_load_fails_no_request(tmp_path: Path) -> None:
-    with engine_room(tmp_path, MODELS_DIR, "roll", workers=3, replicas=1) as room:
+    with engine_room(tmp_path, MODELS_DIR, "roll", Layout(workers=3), replicas=1) as room:
         room.await_progress(60, STEP_S)
         for name in WORKERS:
             before = live_incarnation(room, name)
