@@ -67,8 +67,8 @@ def batch_paid(shared: Cluster, alone: Cluster) -> None:
     hours = (free.station.replica_ms - paid.station.replica_ms) / 3_600_000
     print(
         f"\nbatch-job paid: {hours:.1f} of {free.station.replica_ms / 3_600_000:.1f} replica hours, "
-        f"those answered {delay_s:.0f} s later on average, {len(paid.station.waiting)} of {paid.station.arrived} requests still "
-        f"waiting at midnight (alone {len(free.station.waiting)})"
+        f"those answered {delay_s:.0f} s later on average, {len(paid.station.waiting)} of {paid.station.arrived} "
+        f"requests still waiting at midnight (alone {len(free.station.waiting)})"
     )
 
 
