@@ -102,6 +102,7 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
         partition.open_bytes += opened_bytes
         state.open_bytes += opened_bytes
         state.opened(partition.model, opened)
+        state.meter.arrived(partition.model, opened)
 
 
 def _refuse(state: WorkerState, partition: Partition, record: LogRecord, refusal: CodecError) -> None:

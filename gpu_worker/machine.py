@@ -42,7 +42,7 @@ from gpu_worker.pacing import CommitPacer
 from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, reload_after_death
 from gpu_worker.retries import on_batch_failed, on_engine_died
 from gpu_worker.worker_state import WorkerState
-from sie_stream.control import WorkerHeartbeat, WorkerJoined, WorkerLeft
+from sie_stream.control import WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
 from sie_stream.settings import Settings
 
 SWEEP_MS = 100.0
@@ -191,6 +191,18 @@ class WorkerMachine:
         elif state.at_ms >= self._heartbeat_at:
             self._heartbeat_at = state.at_ms + state.settings.heartbeat_ms
             state.reports.append(WorkerHeartbeat(identity.worker, identity.incarnation))
+            self._report_load()
+
+    def _report_load(self) -> None:
+        """What the models had to do, if anything."""
+        state, identity = self.state, self.state.identity
+        if not state.meter.due(state.at_ms):
+            return
+        running = {model: sum(p.running for p in places.values()) for model, places in state.by_model.items()}
+        waiting = {model: count - running.get(model, 0) for model, count in state.open_by_model.items() if count}
+        window_ms, loads = state.meter.take(state.at_ms, waiting, running)
+        if loads:
+            state.reports.append(WorkerLoad(identity.worker, identity.incarnation, window_ms, loads))
 
     def _sweep_expired(self) -> None:
         state = self.state

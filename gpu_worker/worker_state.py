@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.engine_port import EngineKey
 from gpu_worker.facts import Identity, Note, WorkerCommand
+from gpu_worker.load_meter import LoadMeter
 from gpu_worker.outcomes import Outcomes, Output
 from gpu_worker.pacing import CommitPacer
 from gpu_worker.queues import Queues
@@ -64,6 +65,7 @@ class WorkerState:
     output: Output = field(default_factory=lambda: Output([], []))
     """Results that are in no commit yet."""
 
+    meter: LoadMeter = field(default_factory=LoadMeter)
     stopping: bool = False
     commands: list[WorkerCommand] = field(default_factory=list)
     reports: list[ClusterRecord] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler.elastic import redeclare
 from scheduler.evidence import memory_changes, went
 from scheduler.launches import Accepted, accept, claimed_name
 from scheduler.limits import (
@@ -105,6 +106,7 @@ def _new_model(step: Step, accepted: Accepted) -> ModelState:
         replicas_wanted=accepted.replicas_wanted,
         width=max(accepted.width, step.state.topic_widths.get(accepted.model, 0)),
         applied_ms=step.now_ms,
+        scaling=accepted.scaling,
     )
     step.state.models[model.model] = model
     return model
@@ -120,7 +122,7 @@ def _new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
     model.launches[model.generation] = accepted.launch
     model.route = accepted.route
     model.not_enforced = accepted.not_enforced
-    model.replicas_wanted = accepted.replicas_wanted
+    redeclare(model, accepted.scaling, accepted.replicas_wanted)
     model.width = max(accepted.width, model.width)
     model.failures = 0
     model.retry_at_ms = 0

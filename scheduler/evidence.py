@@ -26,6 +26,7 @@ from sie_stream.control import (
     WorkerHeartbeat,
     WorkerJoined,
     WorkerLeft,
+    WorkerLoad,
 )
 from sie_stream.decisions import MemoryChange, Move
 
@@ -46,7 +47,15 @@ def asked_by(record: ClusterRecord) -> str:
             return record.reporter or f"the supervisor of {record.worker}"
         case WorkerFenced() | TopicEnsured() | TopicFailed():
             return "the scheduler: an outcome of what it started"
-        case WorkerJoined() | WorkerHeartbeat() | WorkerLeft() | ReplicaReady() | ReplicaFailed() | PartitionReleased():
+        case (
+            WorkerJoined()
+            | WorkerHeartbeat()
+            | WorkerLoad()
+            | WorkerLeft()
+            | ReplicaReady()
+            | ReplicaFailed()
+            | PartitionReleased()
+        ):
             return f"{record.worker}/{record.incarnation}"
         case SchedulerElected():
             return f"scheduler {record.scheduler}"

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from scheduler.autoscale import ScalePolicy, policy_of
 from sie_stream.control import ModelLaunch, RouteRow, VariantRow
 from sie_stream.ids import LANES, TopicNames, instance_id
 from sie_stream.problems import Problem, SpecError, shown
@@ -36,6 +37,8 @@ class Accepted(Struct, frozen=True):
     replicas_wanted: int
     width: int
     not_enforced: tuple[str, ...]
+    scaling: ScalePolicy | None
+    """None when the declaration fixes the number of replicas."""
 
 
 def accept(spec_json: bytes, names: TopicNames) -> Accepted:
@@ -50,7 +53,14 @@ def accept(spec_json: bytes, names: TopicNames) -> Accepted:
         replicas_wanted=max(1, spec.replicas.min),
         width=spec.replicas.max,
         not_enforced=tuple(not_enforced(spec)),
+        scaling=_scaling(spec),
     )
+
+
+def _scaling(spec: ModelSpec) -> ScalePolicy | None:
+    policy = policy_of(spec)
+    policy = msgspec.structs.replace(policy, replicas_min=max(1, policy.replicas_min))
+    return policy if policy.floor < policy.replicas_max else None
 
 
 def claimed_name(spec_json: bytes) -> str:

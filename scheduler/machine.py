@@ -20,6 +20,7 @@ from scheduler.declarations import (
     topic_ensured,
     topic_failed,
 )
+from scheduler.elastic import scale_models, worker_load
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -57,6 +58,7 @@ from sie_stream.control import (
     WorkerHeartbeat,
     WorkerJoined,
     WorkerLeft,
+    WorkerLoad,
 )
 from sie_stream.settings import Settings
 
@@ -101,6 +103,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
     match record:
         case WorkerHeartbeat():
             worker_heard(step, record)
+        case WorkerLoad():
+            worker_load(step, record)
         case Tick():
             tick(step, record)
         case PartitionReleased():
@@ -170,6 +174,7 @@ def tick(step: Step, record: Tick) -> None:
             if model.topic_due_ms != NEVER_MS:
                 ask_topic_again(step, model)
     check_workers(step)
+    scale_models(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)
 

@@ -20,6 +20,7 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
         return
     replica.state = "ready"
     took_ms = step.now_ms - replica.placed_ms
+    model.cold_start_ms = took_ms
     if replica.generation == model.generation:
         model.message = ""
         model.timings_ms.setdefault("loaded", step.now_ms - record.warmup_ms)

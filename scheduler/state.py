@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct, field
 
+from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
@@ -90,6 +91,19 @@ class ReplicaState(Struct):
         return ReplicaKey(self.worker, self.incarnation, self.placement_epoch)
 
 
+class LoadTally(Struct, frozen=True):
+    """What workers reported of one model since `since_ms`."""
+
+    since_ms: int = 0
+    arrivals: int = 0
+    completions: int = 0
+    busy_ms: int = 0
+    p99_ms: int | None = None
+    waiting: dict[str, int] = {}
+    """By worker, as of its newest report."""
+    running: dict[str, int] = {}
+
+
 class PlacementChange(Struct, frozen=True):
     """One decision that changed where a model's replicas are."""
 
@@ -152,6 +166,12 @@ class ModelState(Struct):
     timings_ms: dict[str, int] = field(default_factory=dict)
     applied_offset: int = -1
     """Offset of the ApplyModel that was accepted last."""
+    scaling: ScalePolicy | None = None
+    """None: the declaration fixes the number of replicas."""
+    scale_state: ScaleState | None = None
+    load: LoadTally = LoadTally()
+    cold_start_ms: int = 0
+    """From placed to ready, of the replica that became ready last."""
     journal: tuple[PlacementChange, ...] = ()
     """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
 
@@ -210,6 +230,8 @@ class ClusterState(Struct):
     """No worker can need attention before this; a lower bound, so that a tick usually looks at nobody."""
     models_due_ms: int = NEVER_MS
     """The same for models."""
+    scale_due_ms: int = 0
+    """When loads are looked at again."""
     facts_ignored: int = 0
     """Facts of incarnations that are unknown, replaced, fenced or lost, or that answer something of the past."""
 

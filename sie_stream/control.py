@@ -11,48 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
 from sie_stream.decisions import Decision
-
-# ---------------------------------------------------------------- sie.cluster: commands of people and tools
-
-
-class ApplyModel(Struct, frozen=True, tag=True):
-    """Declare or change a model. `spec` is a ModelSpec as a JSON object; the scheduler validates it again."""
-
-    spec: Raw
-    actor: str = ""
-
-
-class DeleteModel(Struct, frozen=True, tag=True):
-    model: str
-    actor: str = ""
-
-
-class CordonWorker(Struct, frozen=True, tag=True):
-    """Place nothing new on this worker. Holds for every incarnation of it, until UncordonWorker."""
-
-    worker: str
-    actor: str = ""
-
-
-class DrainWorker(Struct, frozen=True, tag=True):
-    """Cordon it, and move what runs there elsewhere."""
-
-    worker: str
-    actor: str = ""
-
-
-class UncordonWorker(Struct, frozen=True, tag=True):
-    worker: str
-    actor: str = ""
-
-
-class UndoDecision(Struct, frozen=True, tag=True):
-    """Put replicas back where they were before this decision (`d-OFFSET-N`), as a new decision."""
-
-    decision: str
-    actor: str = ""
-
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
@@ -95,6 +55,30 @@ class WorkerJoined(Struct, frozen=True, tag=True):
 class WorkerHeartbeat(Struct, frozen=True, tag=True):
     worker: str
     incarnation: str
+
+
+class ModelLoad(Struct, frozen=True):
+    """What one model had to do on one worker."""
+
+    model: str
+    arrivals: int
+    completions: int
+    waiting: int
+    """Admitted, not yet with an engine."""
+    running: int
+    busy_ms: int
+    """Engine time of the completed batches."""
+    p99_ms: int | None
+    """From the request's timestamp to its result; None when none was completed."""
+
+
+class WorkerLoad(Struct, frozen=True, tag=True):
+    """What a worker's models had to do in the last `window_ms`; those that had nothing are left out."""
+
+    worker: str
+    incarnation: str
+    window_ms: int
+    models: tuple[ModelLoad, ...]
 
 
 class WorkerExited(Struct, frozen=True, tag=True):
@@ -207,6 +191,7 @@ ClusterRecord = (
     | UndoDecision
     | WorkerJoined
     | WorkerHeartbeat
+    | WorkerLoad
     | WorkerExited
     | WorkerLeft
     | WorkerFenced

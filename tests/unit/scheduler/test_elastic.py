@@ -1,0 +1,73 @@
+"""Loads that workers report become replicas, within the bounds that are declared."""
+
+from __future__ import annotations
+
+from scheduler.elastic import EVERY_MS
+from sie_stream.control import ModelLoad, WorkerLoad
+from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
+
+ALIVE = (("w0", "a"), ("w1", "b"))
+
+
+def load(cluster: Cluster, arrivals: int, waiting: int, busy_ms: int, p99_ms: int = 50) -> None:
+    """Two seconds of load, as every worker with a replica reports it."""
+    for replica in [r for r in cluster.model().replicas if r.state == "ready"]:
+        report = ModelLoad("churn", arrivals, arrivals, waiting, 1, busy_ms, p99_ms)
+        cluster.append(WorkerLoad(replica.worker, replica.incarnation, 2_000, (report,)))
+    cluster.wait(2_000, ALIVE)
+
+
+def overload(cluster: Cluster) -> None:
+    for _ in range(20):
+        load(cluster, arrivals=400, waiting=2_000, busy_ms=2_000)
+        cluster.make_ready()
+        cluster.release()
+
+
+def test_an_overloaded_model_grows_to_what_is_declared_and_not_beyond() -> None:
+    cluster = running()
+    overload(cluster)
+    scaled = decisions(cluster.commands, "replicas_scaled")
+    assert [decision.chosen["wanted"] for decision in scaled] == [2]
+    assert scaled[0].chosen["rule"] == "grow"
+    assert sorted(replica.worker for replica in cluster.model().replicas) == ["w0", "w1"]
+    assert set(cluster.owners().values()) == {"w0", "w1"}
+
+
+def test_a_model_that_grew_shrinks_when_nothing_comes_any_more() -> None:
+    cluster = running()
+    overload(cluster)
+    cluster.wait(15 * 60_000, ALIVE)
+    cluster.release()
+    assert [d.chosen["wanted"] for d in decisions(cluster.commands, "replicas_scaled")] == [2, 1]
+    assert len(cluster.model().replicas) == 1
+    assert len(set(cluster.owners().values())) == 1
+
+
+def test_a_fixed_number_of_replicas_stays_whatever_the_load() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.append(joined("w1", "b"))
+    cluster.apply(spec_json(replicas={"min": 1, "max": 1}))
+    cluster.make_ready()
+    overload(cluster)
+    assert not decisions(cluster.commands, "replicas_scaled")
+
+
+def test_a_new_version_starts_with_as_many_replicas_as_the_old_one_had_grown_to() -> None:
+    cluster = running()
+    overload(cluster)
+    cluster.apply(spec_json(version="2.0.0", replicas={"min": 1, "max": 2}))
+    assert cluster.model().replicas_wanted == 2
+    cluster.apply(spec_json(version="3.0.0", replicas={"min": 1, "max": 1}))
+    assert cluster.model().replicas_wanted == 1
+
+
+def test_reports_of_workers_that_are_gone_and_of_unknown_models_change_nothing() -> None:
+    cluster = running()
+    before = cluster.model().load
+    cluster.append(WorkerLoad("w0", "old", 2_000, (ModelLoad("churn", 9, 9, 9, 9, 9, 9),)))
+    cluster.append(WorkerLoad("w0", "a", 2_000, (ModelLoad("nobody", 9, 9, 9, 9, 9, 9),)))
+    assert cluster.model().load == before
+    assert cluster.machine.state.scale_due_ms <= cluster.now_ms + EVERY_MS
