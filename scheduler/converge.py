@@ -12,10 +12,12 @@ from scheduler.declarations import drop_if_over
 from scheduler.evidence import came, memory_changes, partition_moves, went
 from scheduler.leaving import drain_leaving, leaves_because, let_surplus_go, stay_after_all
 from scheduler.limits import RETRIES_MAX
+from scheduler.offers import placement_problem, wish_of
 from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
-from scheduler.placement import Chosen, DeviceOffer, PlacementProblem, ReplicaWish, Unplaceable, place
+from scheduler.placement import Chosen, ReplicaWish, Unplaceable, place
 from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
+from sie_stream.decisions import SolverRun
 
 
 def converge(step: Step) -> None:
@@ -93,61 +95,17 @@ def _place_missing(step: Step, models: list[ModelState]) -> None:
     wishes: list[ReplicaWish] = []
     for model in models:
         if _missing(model) > 0 and _may_place(step, model):
-            wishes.extend([_wish(model)] * _missing(model))
+            wishes.extend([wish_of(model)] * _missing(model))
     if not wishes:
         return
-    plan = place(PlacementProblem(device_offers(step.state), tuple(wishes)))
+    plan = place(placement_problem(step.state, wishes, step.settings.placement_packing))
     for chosen in plan.chosen:
-        _list_replica(step, step.state.models[chosen.wish.model], chosen)
+        _list_replica(step, step.state.models[chosen.wish.model], chosen, plan.solver)
     for refused in plan.unplaceable:
         _say_unplaceable(step, step.state.models[refused.wish.model], refused)
 
 
-def _wish(model: ModelState) -> ReplicaWish:
-    return ReplicaWish(
-        model=model.model,
-        generation=model.generation,
-        priority=model.launch.priority,
-        backend=model.launch.backend,
-        memory_bytes=model.launch.memory_bytes,
-        hosts=tuple(replica.worker for replica in model.present()),
-        failed_on=model.failed_on,
-        prefer=model.lost_workers,
-        listed=len(model.replicas),
-    )
-
-
-def device_offers(state: ClusterState, without: ReplicaState | None = None) -> tuple[DeviceOffer, ...]:
-    """Devices of live workers and what is promised on them; `without` asks what if that replica were gone."""
-    reserved: dict[tuple[str, str], tuple[int, int]] = {}
-    for model in state.models.values():
-        for replica in model.replicas:
-            if replica is not without:
-                memory, count = reserved.get((replica.worker, replica.device), (0, 0))
-                reserved[replica.worker, replica.device] = (memory + replica.memory_bytes, count + 1)
-    offers: list[DeviceOffer] = []
-    for worker in state.workers.values():
-        if worker.status != "live" or worker.stopping or worker.worker in state.cordons:
-            continue
-        for device in worker.devices:
-            memory, count = reserved.get((worker.worker, device.device), (0, 0))
-            assert memory <= device.memory_bytes, f"{worker.worker}/{device.device} is promised above its memory"
-            offers.append(
-                DeviceOffer(
-                    worker=worker.worker,
-                    incarnation=worker.incarnation,
-                    device=device.device,
-                    kind=device.kind,
-                    memory_bytes=device.memory_bytes,
-                    reserved_bytes=memory,
-                    replicas=count,
-                    backends=worker.backends,
-                )
-            )
-    return tuple(offers)
-
-
-def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
+def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverRun) -> None:
     replica = ReplicaState(
         worker=chosen.worker,
         incarnation=chosen.incarnation,
@@ -169,7 +127,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
     step.decide(
         "replica_placed",
         model.model,
-        f"{model.replicas_wanted} wanted; this device has the room and comes first"
+        f"{model.replicas_wanted} wanted; no device that can hold it costs less"
         f"{' (it held the model before)' if chosen.worker in chosen.wish.prefer else ''}.",
         chosen={
             "worker": chosen.worker,
@@ -189,6 +147,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen) -> None:
         ),
         moves=(came(model.model, replica),),
         memory=memory_changes(step.state, added=(replica,)),
+        solver=solver,
     )
     step.touch("placements", model.model)
     step.touch("instances", model.model)
@@ -224,7 +183,7 @@ def _make_room(step: Step, model: ModelState, refused: Unplaceable) -> bool:
     if model.present() or any(replica.state == "draining" for replica in model.older()):
         return bool(model.older()) and not model.present()
     for old in model.older():
-        plan = place(PlacementProblem(device_offers(step.state, without=old), (refused.wish,)))
+        plan = place(placement_problem(step.state, [refused.wish], step.settings.placement_packing, without=old))
         if not plan.chosen:
             continue
         old.state = "draining"

@@ -106,6 +106,7 @@ def _new_model(step: Step, accepted: Accepted) -> ModelState:
         replicas_wanted=accepted.replicas_wanted,
         width=max(accepted.width, step.state.topic_widths.get(accepted.model, 0)),
         applied_ms=step.now_ms,
+        rules=accepted.rules,
         scaling=accepted.scaling,
     )
     step.state.models[model.model] = model
@@ -122,6 +123,7 @@ def _new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
     model.launches[model.generation] = accepted.launch
     model.route = accepted.route
     model.not_enforced = accepted.not_enforced
+    model.rules = accepted.rules
     redeclare(model, accepted.scaling, accepted.replicas_wanted)
     model.width = max(accepted.width, model.width)
     model.failures = 0

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from scheduler.autoscale import ScalePolicy, policy_of
+from scheduler.rules import PlacementRules, rules_of
 from sie_stream.control import ModelLaunch, RouteRow, VariantRow
 from sie_stream.ids import LANES, TopicNames, instance_id
 from sie_stream.problems import Problem, SpecError, shown
@@ -37,6 +38,7 @@ class Accepted(Struct, frozen=True):
     replicas_wanted: int
     width: int
     not_enforced: tuple[str, ...]
+    rules: PlacementRules
     scaling: ScalePolicy | None
     """None when the declaration fixes the number of replicas."""
 
@@ -53,6 +55,7 @@ def accept(spec_json: bytes, names: TopicNames) -> Accepted:
         replicas_wanted=max(1, spec.replicas.min),
         width=spec.replicas.max,
         not_enforced=tuple(not_enforced(spec)),
+        rules=rules_of(spec),
         scaling=_scaling(spec),
     )
 

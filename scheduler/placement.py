@@ -1,23 +1,36 @@
-"""Where replicas go: one pure function, `place(problem) -> plan`.
+"""Where replicas go: one pure function, `place(problem) -> plan`, over the integer program of `solver/`.
 
-First form: first fit over declared device memory. The first replica of any model comes before the second of another,
-then wishes are taken in order of priority and name; the devices of each are tried from the least to the most loaded, so
-that the models of a fleet spread over it. The solver of a later issue replaces the body of `place` and keeps its
-signature.
-
-A replica needs a device of a live worker that offers the model's backend, has the memory free, and does not hold
-another replica of the same version. (Partitions name workers: a second replica on the same worker would add nothing.)
+What runs stays where it is; what is missing is placed at the least cost (see solver/objective.py). A replica needs a
+device of a live worker that satisfies its declaration (backend, versions, tier, labels, taints), has the memory free,
+and does not hold another replica of the same version. (Partitions name workers: a second replica there adds nothing.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct, structs
 
+from scheduler.rules import PlacementRules
+from scheduler.solver.constraints import forbids
+from scheduler.solver.explain import explain
+from scheduler.solver.model import Demand, Device, Objective, Place, Plan, PrecisionOption, Priority, Problem, Taint
+from scheduler.solver.objective import sla_weight
+from scheduler.solver.solve import place_missing
+from sie_stream.control import Taint as WorkerTaint
+from sie_stream.decisions import SolverRun
+
+Packing = Literal["spread", "binpack"]
+PRIORITIES: tuple[Priority, ...] = ("P0", "P1", "P2")
+REASONS_MAX = 16
+"""Sentences kept per decision; the rest is counted."""
+VERSION_NAMES = {"torch": "pytorch"}
+"""What workers call a library, by what `requires` calls it."""
+
 
 class DeviceOffer(Struct, frozen=True):
-    """A device of a live worker, and what is already promised on it."""
+    """A device of a live worker."""
 
     worker: str
     incarnation: str
@@ -25,12 +38,13 @@ class DeviceOffer(Struct, frozen=True):
     kind: str
     memory_bytes: int
     reserved_bytes: int
-    replicas: int
+    """Of replicas that are no `Resident` of the problem: older ones, and those that leave."""
     backends: tuple[str, ...]
-
-    @property
-    def free_bytes(self) -> int:
-        return self.memory_bytes - self.reserved_bytes
+    host: str = ""
+    labels: dict[str, str] = {}
+    taints: tuple[WorkerTaint, ...] = ()
+    tier: str = ""
+    versions: dict[str, str] = {}
 
 
 class ReplicaWish(Struct, frozen=True):
@@ -47,13 +61,22 @@ class ReplicaWish(Struct, frozen=True):
     """(worker, device) on which it failed: tried only when nothing else is left."""
     prefer: tuple[str, ...] = ()
     """Workers that held it before and came back."""
-    listed: int = 0
-    """Replicas of the model, of any version, that exist already."""
+    rules: PlacementRules = PlacementRules()
+
+
+class Resident(Struct, frozen=True):
+    """A replica that loads or serves, and stays."""
+
+    wish: ReplicaWish
+    worker: str
+    device: str
 
 
 class PlacementProblem(Struct, frozen=True):
     devices: tuple[DeviceOffer, ...]
     wishes: tuple[ReplicaWish, ...]
+    residents: tuple[Resident, ...] = ()
+    packing: Packing = "spread"
 
 
 class Chosen(Struct, frozen=True):
@@ -69,102 +92,150 @@ class Chosen(Struct, frozen=True):
 class Unplaceable(Struct, frozen=True):
     wish: ReplicaWish
     why_not: tuple[str, ...]
-    """One sentence per device; one sentence in all when there are no devices."""
+    """One sentence per reason; one sentence in all when there are no devices."""
 
 
 class PlacementPlan(Struct, frozen=True):
     chosen: tuple[Chosen, ...]
     unplaceable: tuple[Unplaceable, ...]
-
-
-REASONS_MAX = 16
-"""Sentences kept per decision; the rest is counted."""
+    solver: SolverRun
 
 
 def place(problem: PlacementProblem) -> PlacementPlan:
-    """Place as many wishes as fit. Every wish is in exactly one list; no device is filled above its memory."""
-    offers = list(problem.devices)
-    placed_on: dict[tuple[str, int], tuple[str, ...]] = {}
+    """Place as many wishes as fit. Every wish is in exactly one list; no device is filled above its memory.
+
+    No replica that serves is moved to make room for another.
+    """
+    fleet = _fleet(problem)
+    plan = place_missing(fleet)
+    found = {(a.model, a.generation, a.replica): a.place for a in plan.assignments}
+    kept = [found.get(demand.key) == demand.current for demand in fleet.demands[: len(problem.residents)]]
+    if not all(kept):
+        return place(_pinned(problem, kept))
+    why_not = {(u.model, u.generation, u.replica): u.why_not for u in plan.unplaceable}
+    offers = {(offer.worker, offer.device): offer for offer in problem.devices}
+    free = _free(problem)
     chosen: list[Chosen] = []
     unplaceable: list[Unplaceable] = []
-    for wish in _in_order(problem.wishes):
-        hosts = wish.hosts + placed_on.get((wish.model, wish.generation), ())
-        order = sorted(range(len(offers)), key=lambda place: _rank(wish, offers[place]))
-        taken = next((place for place in order if refusal(wish, hosts, offers[place]) is None), None)
-        if taken is None:
-            unplaceable.append(Unplaceable(wish, _why_not(wish, hosts, [offers[place] for place in order])))
+    for demand, wish in zip(fleet.demands[len(problem.residents) :], problem.wishes, strict=True):
+        seat = found.get(demand.key)
+        if seat is None:
+            unplaceable.append(Unplaceable(wish, why_not[demand.key]))
             continue
-        offer = offers[taken]
-        passed_over = [offers[place] for place in order if place != taken]
-        chosen.append(
-            Chosen(
-                wish, offer.worker, offer.incarnation, offer.device, offer.free_bytes, _others(wish, hosts, passed_over)
-            )
-        )
-        placed_on[wish.model, wish.generation] = (*placed_on.get((wish.model, wish.generation), ()), offer.worker)
-        offers[taken] = structs.replace(
-            offer, reserved_bytes=offer.reserved_bytes + wish.memory_bytes, replicas=offer.replicas + 1
-        )
-    return PlacementPlan(tuple(chosen), tuple(unplaceable))
-
-
-def _in_order(wishes: Sequence[ReplicaWish]) -> list[ReplicaWish]:
-    """Fewest replicas first, or one model's second replica could keep another from having any."""
-    earlier: dict[str, int] = {}
-    keyed: list[tuple[int, int, str, int]] = []
-    for number, wish in enumerate(wishes):
-        count = earlier.get(wish.model, 0)
-        earlier[wish.model] = count + 1
-        keyed.append((wish.listed + count, wish.priority, wish.model, number))
-    return [wishes[number] for *_, number in sorted(keyed)]
-
-
-def _rank(wish: ReplicaWish, offer: DeviceOffer) -> tuple[bool, bool, int, int, str, str]:
-    """Sort key of the devices to try: not failed there, preferred worker, fewest replicas, most free memory, name."""
-    return (
-        (offer.worker, offer.device) in wish.failed_on,
-        offer.worker not in wish.prefer,
-        offer.replicas,
-        -offer.free_bytes,
-        offer.worker,
-        offer.device,
-    )
+        at = (seat.worker, seat.devices[0])
+        chosen.append(Chosen(wish, seat.worker, offers[at].incarnation, at[1], free[at], _others(fleet, plan, demand)))
+        free[at] -= wish.memory_bytes
+    return PlacementPlan(tuple(chosen), tuple(unplaceable), solver_run(plan))
 
 
 def refusal(wish: ReplicaWish, hosts: Sequence[str], offer: DeviceOffer) -> str | None:
-    """Why this device cannot hold the wish, as a sentence; None when it can."""
+    """Why this device cannot hold the wish beside what is `reserved` there, as a sentence; None when it can."""
     name = f"{offer.worker}/{offer.device}"
-    if wish.backend not in offer.backends:
-        return f"{name}: backend {wish.backend!r} is not offered ({', '.join(offer.backends) or 'none'})."
+    demand = _demand(wish, 0, None)
+    found = forbids(demand, demand.options[0], _device(offer))
+    if found is not None:
+        return f"{name}: {found.sentence}"
     if offer.worker in hosts:
         return f"{name}: worker {offer.worker} already holds a replica of this version."
-    if wish.memory_bytes > offer.memory_bytes:
-        return f"{name}: needs {wish.memory_bytes} bytes, the whole device has {offer.memory_bytes}."
-    if wish.memory_bytes > offer.free_bytes:
-        return f"{name}: needs {wish.memory_bytes} bytes, {offer.free_bytes} of {offer.memory_bytes} are free."
     return None
 
 
-def _why_not(wish: ReplicaWish, hosts: Sequence[str], offers: Sequence[DeviceOffer]) -> tuple[str, ...]:
-    if not offers:
-        return ("no live worker offers a device.",)
-    return _sentences([refusal(wish, hosts, offer) or "" for offer in offers[:REASONS_MAX]], len(offers))
+def solver_run(plan: Plan) -> SolverRun:
+    return SolverRun(
+        solver=plan.solver,
+        status="optimal" if plan.optimal else "feasible",
+        objective=plan.cost,
+        terms={name: cost for name, cost in plan.terms.items() if cost},
+        bound=plan.lower_bound,
+        do_nothing=plan.do_nothing_cost,
+    )
 
 
-def _others(wish: ReplicaWish, hosts: Sequence[str], offers: Sequence[DeviceOffer]) -> tuple[str, ...]:
-    """Why not the others: unfit, or fit and further down the order."""
-    sentences = [refusal(wish, hosts, offer) or _further_down(wish, offer) for offer in offers[:REASONS_MAX]]
-    return _sentences(sentences, len(offers))
+def _fleet(problem: PlacementProblem) -> Problem:
+    numbers: dict[tuple[str, int], int] = {}
+    demands: list[Demand] = []
+    for resident in problem.residents:
+        at = Place(resident.worker, (resident.device,))
+        demands.append(_demand(resident.wish, _next(numbers, resident.wish), at))
+    demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
+    return Problem(
+        devices=tuple(_device(offer) for offer in problem.devices),
+        demands=tuple(demands),
+        objective=Objective(packing=problem.packing),
+    )
 
 
-def _further_down(wish: ReplicaWish, offer: DeviceOffer) -> str:
-    name = f"{offer.worker}/{offer.device}"
-    if (offer.worker, offer.device) in wish.failed_on:
-        return f"{name}: fits, but the replica failed there before."
-    return f"{name}: fits, but comes later in the order ({offer.replicas} replicas, {offer.free_bytes} bytes free)."
+def _next(numbers: dict[tuple[str, int], int], wish: ReplicaWish) -> int:
+    """Replicas of one version are numbered in the order of the problem."""
+    number = numbers.get((wish.model, wish.generation), 0)
+    numbers[wish.model, wish.generation] = number + 1
+    return number
 
 
-def _sentences(sentences: Sequence[str], devices: int) -> tuple[str, ...]:
-    if devices == len(sentences):
+def _device(offer: DeviceOffer) -> Device:
+    return Device(
+        server=offer.host or offer.worker,
+        worker=offer.worker,
+        incarnation=offer.incarnation,
+        name=offer.device,
+        kind=offer.kind,
+        memory_bytes=offer.memory_bytes,
+        reserved_bytes=offer.reserved_bytes,
+        labels=offer.labels,
+        taints=tuple(Taint(taint.key, taint.value, taint.effect) for taint in offer.taints),
+        tier=offer.tier or None,
+        backends=offer.backends,
+        versions={VERSION_NAMES.get(name, name): version for name, version in offer.versions.items()},
+    )
+
+
+def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
+    priority, rules = PRIORITIES[wish.priority], wish.rules
+    return Demand(
+        model=wish.model,
+        generation=wish.generation,
+        replica=number,
+        backend=wish.backend,
+        options=(PrecisionOption(None, wish.memory_bytes),),
+        priority=priority,
+        tier=rules.tier or None,
+        tags=rules.tags,
+        node_selector=rules.node_selector,
+        tolerations=rules.tolerations,
+        requires=rules.requires,
+        current=current,
+        warm_on=wish.prefer,
+        failed_on=wish.failed_on,
+        sla_weight=sla_weight(priority, rules.tags),
+    )
+
+
+def _pinned(problem: PlacementProblem, kept: Sequence[bool]) -> PlacementProblem:
+    """Residents that the solver would rather have elsewhere stay all the same: as memory that is taken."""
+    residents = tuple(resident for resident, keep in zip(problem.residents, kept, strict=True) if keep)
+    taken: dict[tuple[str, str], int] = {}
+    for resident, keep in zip(problem.residents, kept, strict=True):
+        if not keep:
+            at = (resident.worker, resident.device)
+            taken[at] = taken.get(at, 0) + resident.wish.memory_bytes
+    devices = tuple(
+        structs.replace(offer, reserved_bytes=offer.reserved_bytes + taken.get((offer.worker, offer.device), 0))
+        for offer in problem.devices
+    )
+    return structs.replace(problem, devices=devices, residents=residents)
+
+
+def _free(problem: PlacementProblem) -> dict[tuple[str, str], int]:
+    free = {(offer.worker, offer.device): offer.memory_bytes - offer.reserved_bytes for offer in problem.devices}
+    for resident in problem.residents:
+        free[resident.worker, resident.device] -= resident.wish.memory_bytes
+    return free
+
+
+def _others(fleet: Problem, plan: Plan, demand: Demand) -> tuple[str, ...]:
+    """Why not the other devices."""
+    found = next(e for e in explain(fleet, plan, demand.model) if (e.generation, e.replica) == demand.key[1:])
+    sentences = [verdict.sentence for verdict in found.devices if verdict.verdict != "chosen"]
+    if len(sentences) <= REASONS_MAX:
         return tuple(sentences)
-    return (*sentences, f"... and {devices - len(sentences)} more devices.")
+    return (*sentences[:REASONS_MAX], f"... and {len(sentences) - REASONS_MAX} more devices.")

@@ -15,6 +15,7 @@ from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
+from scheduler.rules import PlacementRules
 from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
@@ -166,6 +167,7 @@ class ModelState(Struct):
     timings_ms: dict[str, int] = field(default_factory=dict)
     applied_offset: int = -1
     """Offset of the ApplyModel that was accepted last."""
+    rules: PlacementRules = PlacementRules()
     scaling: ScalePolicy | None = None
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
@@ -200,7 +202,10 @@ class ModelState(Struct):
 
     def present(self) -> list[ReplicaState]:
         """Replicas of the present generation that load or serve, and are to stay."""
-        return [r for r in self.replicas if r.generation == self.generation and r.state != "draining" and not r.leaving]
+        return [replica for replica in self.replicas if self.stays(replica)]
+
+    def stays(self, replica: ReplicaState) -> bool:
+        return replica.generation == self.generation and replica.state != "draining" and not replica.leaving
 
     def older(self) -> list[ReplicaState]:
         """Replicas of earlier generations that still serve or drain."""

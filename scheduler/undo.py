@@ -15,9 +15,9 @@ from collections import Counter
 
 from msgspec import Struct, structs
 
-from scheduler.converge import device_offers
 from scheduler.evidence import came, memory_changes, seat
-from scheduler.placement import DeviceOffer, ReplicaWish, refusal
+from scheduler.offers import device_offers, wish_of
+from scheduler.placement import DeviceOffer, refusal
 from scheduler.state import JOURNAL_MAX, ClusterState, ModelState, PlacementChange, ReplicaState
 from scheduler.step import Step
 from sie_stream.control import UndoDecision
@@ -178,9 +178,7 @@ def _plan_model(
 def _no_room(model: ModelState, hosts: list[str], place: Place, offer: DeviceOffer | None) -> str:
     if offer is None:
         return f"{place[0]}/{place[1]}: no live worker offers that device to replicas now."
-    launch = model.launch
-    wish = ReplicaWish(model.model, model.generation, launch.priority, launch.backend, launch.memory_bytes)
-    return refusal(wish, hosts, offer) or ""
+    return refusal(wish_of(model), hosts, offer) or ""
 
 
 def _let_go(model: ModelState, item: ModelUndo, undo: str) -> list[ReplicaState]:

@@ -164,6 +164,7 @@ class FoldSettings(Struct, frozen=True):
     tick_ms: int
     fence_timeout_ms: int
     load_timeout_ms: int
+    placement_packing: Literal["spread", "binpack"] = "spread"
 
 
 class SchedulerElected(Struct, frozen=True, tag=True):

@@ -51,8 +51,8 @@ class SolverRun(Struct, frozen=True):
     """Parts of the objective, by name."""
     bound: int
     """No plan can cost less."""
-    do_nothing: int
-    """Cost of leaving everything as it was."""
+    do_nothing: int | None
+    """Cost of leaving everything as it was; None when that breaks a limit."""
     do_nothing_terms: dict[str, int] = {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import msgspec
 from msgspec import Struct, field
@@ -46,6 +46,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     snapshot_every_records: int = 5_000
     fence_timeout_ms: int = 10_000
     load_timeout_ms: int = 120_000
+    placement_packing: Literal["spread", "binpack"] = "spread"
+    """spread: even over the devices; binpack: as few devices as possible."""
 
     commit_interval_ms_min: int = 5
     commit_interval_ms_max: int = 50

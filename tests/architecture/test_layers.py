@@ -82,6 +82,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ENGINES,
     "threadpoolctl": ("gpu_worker/backends/*",),
     "numpy": ENGINES,
+    # decisions
+    "ortools": ("scheduler/solver/cpsat.py",),
     # people and observation
     "typer": ("sie_stream/cli/*",),
     "rich": ("sie_stream/cli/*", "zoo/build.py"),

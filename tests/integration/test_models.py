@@ -18,7 +18,7 @@ from sie_stream.spec import ModelSpec, parse_documents
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".models"
-MAGIKA = ROOT / "tests" / "unit" / "backends" / "magika_golden.jsonl"
+MAGIKA = ROOT / "tests" / "libraries" / "backends" / "magika_golden.jsonl"
 FOLDERS = sorted(file.parent for file in MODELS.glob("*/model-spec.yaml"))
 
 pytestmark = pytest.mark.integration

@@ -32,7 +32,10 @@ def test_a_placement_says_what_it_rests_on_and_what_it_takes() -> None:
     ]
     assert placed.moves == (Move("churn", "replica", "", "w0/cpu0"),)
     assert placed.memory == (MemoryChange("w0", "cpu0", 1_000 * MIB, 0, 100 * MIB),)
-    assert placed.solver is None
+    assert placed.solver is not None
+    assert placed.solver.status == "optimal"
+    assert placed.solver.do_nothing is not None
+    assert placed.solver.objective == placed.solver.bound < placed.solver.do_nothing
     ready = one(cluster, "replica_ready")
     assert ready.asked_by == "w0/a"
     assert facts(ready)[1] == ("cause of its placement", placed.cause_offset)

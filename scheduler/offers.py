@@ -1,0 +1,87 @@
+"""The state as a placement problem: what devices offer, what runs on them, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
+from scheduler.state import ClusterState, ModelState, ReplicaState
+
+
+def placement_problem(
+    state: ClusterState, wishes: Sequence[ReplicaWish], packing: Packing, without: ReplicaState | None = None
+) -> PlacementProblem:
+    """`without` asks what if that replica were gone."""
+    offered = {
+        (worker.worker, device.device)
+        for worker in state.workers.values()
+        if _takes_new(state, worker.worker)
+        for device in worker.devices
+    }
+    residents: list[Resident] = []
+    others: list[ReplicaState] = []
+    for model in state.models.values():
+        for replica in model.replicas:
+            if replica is without:
+                continue
+            if model.stays(replica) and (replica.worker, replica.device) in offered:
+                residents.append(Resident(wish_of(model, replica.memory_bytes), replica.worker, replica.device))
+            else:
+                others.append(replica)
+    return PlacementProblem(_offers(state, others), tuple(wishes), tuple(residents), packing)
+
+
+def device_offers(state: ClusterState) -> tuple[DeviceOffer, ...]:
+    """Devices that take new replicas, with all that is promised on them as reserved."""
+    return _offers(state, [replica for model in state.models.values() for replica in model.replicas])
+
+
+def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
+    """A replica of the present generation."""
+    return ReplicaWish(
+        model=model.model,
+        generation=model.generation,
+        priority=model.launch.priority,
+        backend=model.launch.backend,
+        memory_bytes=model.launch.memory_bytes if memory_bytes is None else memory_bytes,
+        hosts=tuple(replica.worker for replica in model.present()),
+        failed_on=model.failed_on,
+        prefer=model.lost_workers,
+        rules=model.rules,
+    )
+
+
+def _takes_new(state: ClusterState, name: str) -> bool:
+    worker = state.workers[name]
+    return worker.status == "live" and not worker.stopping and name not in state.cordons
+
+
+def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[DeviceOffer, ...]:
+    reserved: dict[tuple[str, str], int] = {}
+    for replica in reserving:
+        at = (replica.worker, replica.device)
+        reserved[at] = reserved.get(at, 0) + replica.memory_bytes
+    offers: list[DeviceOffer] = []
+    for worker in state.workers.values():
+        if not _takes_new(state, worker.worker):
+            continue
+        for device in worker.devices:
+            memory = reserved.get((worker.worker, device.device), 0)
+            assert memory <= device.memory_bytes, f"{worker.worker}/{device.device} is promised above its memory"
+            offers.append(
+                DeviceOffer(
+                    worker=worker.worker,
+                    incarnation=worker.incarnation,
+                    device=device.device,
+                    kind=device.kind,
+                    memory_bytes=device.memory_bytes,
+                    reserved_bytes=memory,
+                    backends=worker.backends,
+                    host=worker.host,
+                    labels=worker.labels,
+                    taints=worker.taints,
+                    tier=worker.tier,
+                    versions=worker.versions,
+                )
+            )
+    return tuple(offers)

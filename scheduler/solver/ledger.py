@@ -1,0 +1,151 @@
+"""What is on each device while seats are given and taken: memory in bytes, neighbours, limits.
+
+The constraints that depend on other replicas live here, each with a name and a sentence. A ledger is working state of
+one solve: it is never kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.solver.classes import Folded, Seat
+from scheduler.solver.constraints import Refusal
+
+
+class Ledger:
+    """Counts of what is seated. Held replicas take memory and count for anti-affinity; they serve nobody."""
+
+    def __init__(self, folded: Folded, seats: Sequence[Seat | None] = ()) -> None:
+        self.folded = folded
+        self.free = list(folded.usable)
+        self.count = [0] * len(folded.usable)
+        self.holders: list[dict[int, None]] = [{} for _ in folded.usable]
+        self.on_device: dict[tuple[int, int], int] = {}
+        self.on_worker: dict[tuple[int, int], int] = {}
+        self.on_server: dict[tuple[int, int], int] = {}
+        self.serving = [0] * folded.versions
+        self.island_used = [0] * len(folded.islands)
+        self.exchange: dict[int, dict[int, int]] = {}
+        """By KV exchange: domain -> members there."""
+        for number, seat in enumerate(seats):
+            if seat is not None:
+                self.add(number, seat)
+
+    def add(self, number: int, seat: Seat) -> None:
+        self._count(number, seat, 1)
+
+    def remove(self, number: int, seat: Seat) -> None:
+        self._count(number, seat, -1)
+
+    def _count(self, number: int, seat: Seat, step: int) -> None:
+        folded, kind = self.folded, self.folded.kind[number]
+        version = folded.version[number]
+        for device in seat[0]:
+            self.free[device] -= step * folded.weight(kind, seat[1], device)
+            was = self.count[device]
+            self.count[device] += step
+            if folded.island[device] >= 0:
+                self.island_used[folded.island[device]] += (self.count[device] > 0) - (was > 0)
+            if step > 0:
+                self.holders[device][number] = None
+            else:
+                del self.holders[device][number]
+            self.on_device[version, device] = self.on_device.get((version, device), 0) + step
+        first = seat[0][0]
+        worker, server = (version, folded.worker[first]), (version, folded.server[first])
+        self.on_worker[worker] = self.on_worker.get(worker, 0) + step
+        self.on_server[server] = self.on_server.get(server, 0) + step
+        if folded.placed(number, seat):
+            self.serving[version] += step * (folded.kinds[kind].demand.purpose == "serve")
+            if folded.kv[number] >= 0:
+                domains = self.exchange.setdefault(folded.kv[number], {})
+                domain = folded.domain[first]
+                domains[domain] = domains.get(domain, 0) + step
+                if not domains[domain]:
+                    del domains[domain]
+
+    def admits(self, number: int, device: int) -> bool:
+        """Whether the neighbours, not the memory, let a new replica onto the device."""
+        folded = self.folded
+        version = folded.version[number]
+        if self.on_worker.get((version, folded.worker[device]), 0) >= folded.worker_limit[version]:
+            return False
+        if self.on_server.get((version, folded.server[device]), 0) >= folded.server_limit[version]:
+            return False
+        if self.on_device.get((version, device), 0):
+            return False
+        domains = self.exchange.get(folded.kv[number]) if folded.kv[number] >= 0 else None
+        return not domains or folded.domain[device] in domains
+
+    def has_room(self, number: int, seat: Seat) -> bool:
+        """Whether the replica can take the seat beside what is there."""
+        folded, kind = self.folded, self.folded.kind[number]
+        return all(
+            self.free[device] >= folded.weight(kind, seat[1], device) and self.admits(number, device)
+            for device in seat[0]
+        )
+
+    def refusal(self, number: int, option: int, device: int) -> Refusal | None:
+        """Which neighbour keeps the replica from the device; None when it could start there now."""
+        folded = self.folded
+        demand, version = folded.problem.demands[number], folded.version[number]
+        worker, server = folded.problem.devices[device].worker, folded.problem.devices[device].server
+        if self.on_worker.get((version, folded.worker[device]), 0) >= folded.worker_limit[version]:
+            return Refusal("anti_affinity", f"worker {worker} already holds a replica of this version.")
+        if self.on_server.get((version, folded.server[device]), 0) >= folded.server_limit[version]:
+            limit = folded.server_limit[version]
+            return Refusal("anti_affinity", f"server {server} already holds {limit} of this version, its limit.")
+        if self.on_device.get((version, device), 0):
+            return Refusal("anti_affinity", "the device already holds a replica of this version.")
+        if not self.admits(number, device):
+            return Refusal("kv_group", f"its KV group {demand.kv_group!r} lives on another island.")
+        return self._no_room(number, option, device)
+
+    def _no_room(self, number: int, option: int, device: int) -> Refusal | None:
+        folded = self.folded
+        needed = folded.weight(folded.kind[number], option, device)
+        if needed <= self.free[device]:
+            return None
+        demands = folded.problem.demands
+        others = [demands[holder] for holder in self.holders[device]]
+        alone = [other.model for other in others if other.exclusive]
+        if alone:
+            return Refusal("exclusive", f"{alone[0]} has the whole device for itself.")
+        names = ", ".join(sorted({other.model for other in others}))
+        if demands[number].exclusive:
+            return Refusal("exclusive", f"needs the whole device for itself, which holds {names}.")
+        wanted, free = demands[number].options[option].memory_bytes, max(0, self.free[device])
+        sentence = f"needs {wanted} bytes, {free} of {folded.usable[device]} are free beside {names}."
+        return Refusal("memory", sentence)
+
+
+def keep(folded: Folded) -> tuple[list[Seat | None], bool]:
+    """What runs, as it is, and whether all of it could be kept: False when memory or a limit is broken already.
+
+    Of what cannot stay together the least valuable goes, the later one among equals.
+    """
+    ledger = Ledger(folded)
+    seats: list[Seat | None] = [None] * len(folded.current)
+    running = [number for number, seat in enumerate(folded.current) if seat is not None]
+    whole = True
+    for number in sorted(running, key=lambda n: (-folded.kinds[folded.kind[n]].unplaced_cost, n)):
+        seat = folded.current[number]
+        assert seat is not None
+        if _stays_beside(ledger, number, seat):
+            ledger.add(number, seat)
+            seats[number] = seat
+        else:
+            whole = False
+    return seats, whole
+
+
+def _stays_beside(ledger: Ledger, number: int, seat: Seat) -> bool:
+    """As `has_room`, but a replica that is only held takes part in no exchange of KV."""
+    if ledger.folded.may_stay[number] or ledger.folded.kv[number] < 0:
+        return ledger.has_room(number, seat)
+    folded, version, first = ledger.folded, ledger.folded.version[number], seat[0][0]
+    return (
+        all(ledger.free[device] >= folded.weight(folded.kind[number], seat[1], device) for device in seat[0])
+        and ledger.on_worker.get((version, folded.worker[first]), 0) < folded.worker_limit[version]
+        and ledger.on_server.get((version, folded.server[first]), 0) < folded.server_limit[version]
+    )

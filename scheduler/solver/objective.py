@@ -1,0 +1,126 @@
+"""What a placement costs, term by term. The integer program states the same costs as a linear objective; this is the
+plain definition that the program, the greedy answer and the enumeration are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.solver.classes import Folded, Seat
+from scheduler.solver.model import Priority
+
+TERMS = (
+    *("unplaced", "sla_risk", "precision", "price", "devices_used", "nvlink_fragmentation", "balance"),
+    *("migration", "warm_pool"),
+)
+WEIGHT_OF: dict[Priority, int] = {"P0": 8, "P1": 4, "P2": 2}
+
+
+def sla_weight(priority: Priority, tags: Sequence[str]) -> int:
+    """1 to 32: how much a breach of this model counts beside others."""
+    weight = WEIGHT_OF[priority]
+    if "high-sla" in tags:
+        weight *= 4
+    if "batch-job" in tags:
+        weight //= 2
+    return weight
+
+
+def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
+    """Every term of TERMS for these seats, one per demand."""
+    terms = dict.fromkeys(TERMS, 0)
+    serving = [0] * folded.versions
+    holding = [0] * len(folded.usable)
+    for number, seat in enumerate(seats):
+        kind = folded.kinds[folded.kind[number]]
+        if folded.placed(number, seat):
+            serving[kind.version] += kind.demand.purpose == "serve"
+        else:
+            terms["unplaced" if kind.demand.purpose == "serve" else "warm_pool"] += kind.unplaced_cost
+        if seat is not None:
+            _add_seat(folded, number, seat, terms)
+            for device in seat[0]:
+                holding[device] += 1
+        terms["migration"] += _migration(folded, number, seat)
+    terms["unplaced"] += sum(cost for cost, count in zip(folded.first_cost, serving, strict=True) if not count)
+    _add_devices(folded, holding, terms)
+    return terms
+
+
+def total(terms: dict[str, int]) -> int:
+    return sum(terms.values())
+
+
+def cost_without(folded: Folded, seats: Sequence[Seat | None], free: Sequence[int]) -> int:
+    """What everything but the free replicas costs, as if those did not exist."""
+    others, missing = list(seats), dict.fromkeys(free)
+    cost, versions = 0, dict[int, None]()
+    for number in free:
+        others[number] = None
+        kind = folded.kinds[folded.kind[number]]
+        cost -= kind.unplaced_cost + _migration(folded, number, None)
+        versions[kind.version] = None
+    for number, seat in enumerate(others):
+        if number not in missing and folded.placed(number, seat):
+            kind = folded.kinds[folded.kind[number]]
+            if kind.demand.purpose == "serve":
+                versions.pop(kind.version, None)
+    return cost + total(evaluate(folded, others)) - sum(folded.first_cost[version] for version in versions)
+
+
+def seat_cost(folded: Folded, kind: int, option: int, device: int) -> int:
+    """What one device of a seat costs, apart from a cold start."""
+    table = folded.kinds[kind]
+    failed = table.failed_cost if device in table.failed_devices else 0
+    return sum(table.costs[folded.device_class[device]][option]) + failed
+
+
+def cold_cost(folded: Folded, kind: int, device: int) -> int:
+    """What one device of a load there costs because its worker has not the weights."""
+    table = folded.kinds[kind]
+    return 0 if folded.worker[device] in table.warm_workers else table.cold_cost
+
+
+def device_cost(folded: Folded, device: int) -> int:
+    """What it costs that the device holds anything."""
+    weights = folded.objective
+    return weights.device_used * folded.problem.devices[device].price if weights.packing == "binpack" else 0
+
+
+def fragment_cost(folded: Folded) -> int:
+    """What a free device of a touched island costs."""
+    return folded.objective.fragment if folded.objective.packing == "binpack" else 0
+
+
+def pair_cost(folded: Folded) -> int:
+    """What two replicas on one device cost."""
+    return folded.objective.pair if folded.objective.packing == "spread" else 0
+
+
+def _migration(folded: Folded, number: int, seat: Seat | None) -> int:
+    """A move costs. A held replica owes its move; one that is stopped without a new place is worse off than that."""
+    if folded.current[number] is None or (seat == folded.current[number] and folded.may_stay[number]):
+        return 0
+    return folded.move_cost[number] + (folded.kinds[folded.kind[number]].stop_cost if seat is None else 0)
+
+
+def _add_seat(folded: Folded, number: int, seat: Seat, terms: dict[str, int]) -> None:
+    if not folded.placed(number, seat):  # held: its breach is counted in full already
+        return
+    kind = folded.kinds[folded.kind[number]]
+    for device in seat[0]:
+        risk, precision, price = kind.costs[folded.device_class[device]][seat[1]]
+        terms["sla_risk"] += risk + (kind.failed_cost if device in kind.failed_devices else 0)
+        terms["precision"] += precision
+        terms["price"] += price
+        if seat != folded.current[number]:
+            terms["warm_pool"] += cold_cost(folded, folded.kind[number], device)
+
+
+def _add_devices(folded: Folded, holding: Sequence[int], terms: dict[str, int]) -> None:
+    fragment, pair = fragment_cost(folded), pair_cost(folded)
+    for device, count in enumerate(holding):
+        terms["devices_used"] += device_cost(folded, device) if count else 0
+        terms["balance"] += pair * (count * (count - 1) // 2)
+    for island in folded.islands:
+        free = sum(holding[device] == 0 for device in island)
+        terms["nvlink_fragmentation"] += fragment * free if free < len(island) else 0

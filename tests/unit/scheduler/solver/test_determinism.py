@@ -1,0 +1,39 @@
+"""The same problem gives the same bytes in every process, whatever the seed of Python's hashes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+import msgspec
+from msgspec import structs
+from scheduler.solver import Limits, explain, plan_fleet, replan
+from scheduler.solver.model import Problem
+from tests.bench.solver import added, fleet, models, running, without_server
+
+problem = Problem(devices=fleet(7), demands=models(20, 45))
+plan = plan_fleet(problem, Limits(exact_seats_max=200, windows_max=3, gap_permille=0))
+base = structs.replace(problem, demands=running(problem.demands, plan))
+changed = [*added(base, 2), *without_server(base, 1)]
+plans = [plan, *map(replan, changed)]
+assert plan.statistics["programs"] > 1, "the search by windows has to take part"
+sys.stdout.buffer.write(msgspec.json.encode([plans, explain(problem, plan, "m003")]))
+"""
+
+
+def plans(hash_seed: int) -> bytes:
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_plans_are_the_same_bytes_under_other_hash_seeds() -> None:
+    first, second = plans(1), plans(4242)
+    assert len(first) > 10_000
+    assert first == second
