@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from scheduler.rules import PlacementRules
 from scheduler.solver.constraints import forbids
-from scheduler.solver.explain import explain
+from scheduler.solver.explain import Explanation, explain
 from scheduler.solver.model import Demand, Device, Objective, Place, Plan, PrecisionOption, Priority, Problem, Taint
 from scheduler.solver.objective import sla_weight
 from scheduler.solver.solve import place_missing
@@ -138,6 +138,12 @@ def refusal(wish: ReplicaWish, hosts: Sequence[str], offer: DeviceOffer) -> str 
     if offer.worker in hosts:
         return f"{name}: worker {offer.worker} already holds a replica of this version."
     return None
+
+
+def explanations(problem: PlacementProblem, model: str) -> tuple[Explanation, ...]:
+    """Why each replica of the model is where it is, or would go, and why not elsewhere: one verdict per device."""
+    fleet = _fleet(problem)
+    return explain(fleet, place_missing(fleet), model)
 
 
 def solver_run(plan: Plan) -> SolverRun:

@@ -2,8 +2,8 @@
 
 Three questions, one answer. `place_missing(problem)` places what has no place, `replan(problem)` also moves what must
 move, `plan_fleet(problem)` places everything anew as far as moving pays. All are pure and give the same `Plan` for the
-same `Problem` in every process. `explain(problem, plan, model)` says why here and why not elsewhere, device by device. The
-records are in `model`; `sla_weight` turns a priority and tags into the weight of a demand.
+same `Problem` in every process. `explain(problem, plan, model)` says why here and why not elsewhere, device by device.
+The records are in `model`; `sla_weight` turns a priority and tags into the weight of a demand.
 """
 
 from scheduler.solver.constraints import tier_conflict

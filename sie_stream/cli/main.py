@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import audit, decisions, demo, doctor, maintenance, models, stream, topics, topology, up
+from sie_stream.cli import audit, decisions, demo, doctor, explain, maintenance, models, stream, topics, topology, up
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -32,6 +32,7 @@ app.command()(models.schema)
 app.command()(stream.produce)
 app.command()(stream.results)
 app.command()(topology.topology)
+app.add_typer(explain.app, name="explain")
 app.command()(maintenance.cordon)
 app.command()(maintenance.drain)
 app.command()(maintenance.uncordon)
