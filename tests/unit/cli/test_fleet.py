@@ -1,0 +1,66 @@
+"""The scheduler's state as the topology tree and the explanation of a placement want it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec import Raw, structs
+
+from sie_stream.cli.explain import explained
+from sie_stream.cli.fleet import servers, topologies
+from sie_stream.control import CordonWorker
+from sie_stream.errors import ConfigError
+from sie_stream.settings import Settings
+from sie_stream.topology.records import CpuDevice, GpuTopology
+from sie_stream.topology.tree import topology_tree
+from tests.unit.scheduler.kit import MIB, Cluster, joined, spec_json
+
+
+def cluster() -> Cluster:
+    """Two workers on one machine with one NUMA node; a model on the first."""
+    made = Cluster()
+    made.lead()
+    topology = Raw(msgspec.json.encode(GpuTopology(cpus=(CpuDevice(0, 0, "0-7", 64_000 * MIB),))))
+    for worker in ("w0", "w1"):
+        fact = joined(worker, f"{worker}-a")
+        devices = (structs.replace(fact.devices[0], device="cpu:0"),)
+        made.append(structs.replace(fact, topology=topology, devices=devices))
+    made.apply(spec_json())
+    made.make_ready()
+    return made
+
+
+def test_workers_of_one_machine_show_their_declared_part_of_it_and_what_lives_there() -> None:
+    made = cluster()
+    made.append(CordonWorker("w1", "ana"))
+    trees = topology_tree(servers(made.machine.state))
+    assert [tree.name for tree in trees] == ["w0 on host", "w1 on host cordoned"]
+    assert [(tree.memory_bytes, tree.used_bytes) for tree in trees] == [(1_000 * MIB, 100 * MIB), (1_000 * MIB, 0)]
+    node = trees[0].children[0]
+    assert node.name == "socket 0, NUMA 0"
+    assert [child.name for child in node.children] == ["cpu:0"]
+    assert node.children[0].children[0].name == "churn@1.0.0"
+
+
+def test_the_capability_matrix_sees_declared_sizes() -> None:
+    assert [cpu.memory_bytes for one in topologies(cluster().machine.state) for cpu in one.cpus] == [1_000 * MIB] * 2
+
+
+def test_a_placement_is_explained_device_by_device() -> None:
+    (replica,) = explained(cluster().machine.state, "churn", Settings())
+    verdicts = {device["worker"]: device["verdict"] for device in replica["devices"]}
+    assert verdicts == {"w0": "chosen", "w1": "costlier"}
+    assert "stays on w0/cpu:0" in replica["sentence"]
+
+
+def test_a_missing_replica_says_what_forbids_each_device() -> None:
+    made = cluster()
+    made.apply(spec_json("far", node_selector={"zone": "us"}))
+    (replica,) = explained(made.machine.state, "far", Settings())
+    assert replica["place"] is None
+    assert {device["constraint"] for device in replica["devices"]} == {"node_selector"}
+
+
+def test_an_unknown_model_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'churn'"):
+        explained(cluster().machine.state, "chrun", Settings())
