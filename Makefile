@@ -59,7 +59,7 @@ check: $(READY) ## Format, lint, types, unit and architecture tests; under a min
 	stage "format"; $(BIN)/ruff format --check $(CODE)
 	stage "lint"; $(BIN)/ruff check $(CODE)
 	stage "types (beside the tests), unit and architecture tests"
-	beside "$(BIN)/pyright" run_tests -n 2 tests/unit tests/architecture
+	beside "$(BIN)/pyright" run_tests -n 2 --dist loadfile tests/unit tests/architecture
 
 .PHONY: test
 test: check models ## Every test: check, then libraries, contract, simulation, integration and chaos

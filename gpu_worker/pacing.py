@@ -5,7 +5,7 @@ pending: `commit_ms * (1 + pending / GROUP_UNIT)`, at most `GROUP_FACTOR_MAX` ti
 (which bounds its share of the time to about 1/8) and always between the two settings.
 
 Only a worker that is behind its topics takes longer: every result is late then, what counts is throughput, and each
-transaction costs the broker about 14 ms of a core, however little is in it (measured, Kafka 4.4, four partitions).
+transaction costs the broker about 14 ms of a core, however little is in it (measured, four partitions).
 """
 
 from __future__ import annotations

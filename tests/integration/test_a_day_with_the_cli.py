@@ -96,7 +96,8 @@ def test_describe_shows_the_declaration_and_what_is_not_enforced(shell: Shell) -
     assert MODEL in shell.run("describe", MODEL)
     found = shell.json("describe", MODEL)
     assert found["spec"]["name"] == MODEL
-    assert "slas.p99_latency_ms" in " ".join(found["not_enforced"]) or found["not_enforced"]
+    assert found["not_enforced"] == ["slas", "baselines"]
+    assert [cell["verdict"] for cell in found["capability"]["fits"]] == ["fits"]
     assert f"Did you mean '{MODEL}'" in shell.run("describe", "wine-logrex", code=1)
 
 
@@ -157,6 +158,25 @@ def test_the_first_placement_cannot_be_undone_and_says_why(shell: Shell) -> None
     assert "had 0 replicas before it" in shell.run("undo", placed["decision"], code=1)
     assert "ends before" in shell.run("undo", "d-99999999-0", code=1)
     assert "d-OFFSET-N" in shell.run("undo", "the last one", code=1)
+
+
+def test_what_lives_where_and_why(shell: Shell) -> None:
+    (server,) = shell.json("topology")
+    assert server["name"].startswith("worker-0 on ")
+    assert MODEL in shell.run("topology")
+    (replica,) = shell.json("explain", "placement", MODEL)
+    assert [device["verdict"] for device in replica["devices"]] == ["chosen"]
+
+
+def test_a_lone_worker_cannot_be_drained_and_what_it_holds_is_said(shell: Shell) -> None:
+    assert "cordoned" in shell.run("cordon", "worker-0")
+    assert "Did you mean 'worker-0'" in shell.run("cordon", "worker-9", code=1)
+    said = shell.run("drain", "worker-0", "--timeout", "3", code=1)
+    assert f"still holds 1 models after 3 s: {MODEL}" in said
+    assert shell.json("get", "workers")[0]["service"] == "draining"
+    assert shell.json("uncordon", "worker-0")["kind"] == "worker_uncordoned"
+    assert shell.json("get", "workers")[0]["service"] == "in service"
+    assert shell.json("get", "instances")[0]["status"] == "ready"
 
 
 def test_any_kafka_client_can_take_part(shell: Shell) -> None:

@@ -18,7 +18,7 @@ from sie_stream.control import ClusterRecord, SchedulerCommand
 from sie_stream.settings import Settings
 from tests.unit.scheduler.chaos import World
 
-SEEDS = 100
+SEEDS = 60
 TURNS = 120
 
 

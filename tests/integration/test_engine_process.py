@@ -29,8 +29,8 @@ from sie_stream.control import ModelLaunch
 from tests.unit.worker.rig import launch_of
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[3]
-PACKAGE = Path(__file__).parent / "backend_package"
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1] / "unit" / "worker" / "backend_package"
 KEY = EngineKey("cpu:0", "trouble")
 
 
