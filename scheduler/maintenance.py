@@ -61,10 +61,7 @@ def uncordon_worker(step: Step, record: UncordonWorker) -> None:
         _refuse(step, record.worker, f"It is not cordoned.{nearest}", record.actor)
         return
     for model in step.state.models.values():
-        for replica in model.replicas:
-            if replica.worker == record.worker and not replica.leaving_for and replica.state != "draining":
-                replica.leaving = False
-                step.look_at(model)
+        _stay(step, model, record.worker)
     step.capacity_freed = True
     step.decide(
         "worker_uncordoned",
@@ -100,6 +97,17 @@ def _set_leaving(step: Step, model: ModelState, worker: str) -> None:
         step.look_at(model)
     for replica in leaving:
         replica.leaving = True
+
+
+def _stay(step: Step, model: ModelState, worker: str) -> None:
+    """What had no place elsewhere is where it may be again."""
+    staying = [r for r in model.replicas if r.worker == worker and r.leaving and r.state != "draining"]
+    for replica in [replica for replica in staying if not replica.leaving_for]:
+        replica.leaving = False
+        model.unplaced = ()
+        model.message = ""
+        step.touch("instances", model.model)
+        step.look_at(model)
 
 
 def _held(step: Step, worker: str) -> dict[str, str | int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scheduler.state import ReplicaState
-from sie_stream.control import CordonWorker, DrainWorker, UncordonWorker, WorkerLeft
-from tests.unit.scheduler.kit import Cluster, decisions, joined, kinds, running, spec_json
+from sie_stream.control import CordonWorker, DrainWorker, InstanceRow, UncordonWorker, WorkerLeft
+from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, joined, kinds, running, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))
 
@@ -65,8 +65,11 @@ def test_without_room_elsewhere_a_lone_replica_stays_and_the_reason_is_said() ->
     cluster.wait(60_000, ALIVE)
     assert replicas(cluster) == [("w0", "ready")]
     assert set(cluster.owners().values()) == {"w0"}
-    assert kinds(cluster.append(UncordonWorker("w1", "ana")))[0] == "worker_uncordoned"
-    assert ("w1", "loading") in replicas(cluster)
+    assert cluster.row("instances", INSTANCE, InstanceRow).status == "degraded"
+    assert kinds(cluster.append(UncordonWorker("w0", "ana")))[0] == "worker_uncordoned"
+    assert replicas(cluster) == [("w0", "ready")]
+    assert cluster.row("instances", INSTANCE, InstanceRow).status == "ready"
+    assert cluster.row("instances", INSTANCE, InstanceRow).message == ""
 
 
 def test_one_of_two_replicas_goes_when_there_is_no_third_worker() -> None:
