@@ -54,7 +54,7 @@ demo: models ## The whole system with real models on real Kafka; kills a worker 
 	@exec $(BIN)/sie-stream demo
 
 .PHONY: check
-check: $(READY) ## Format, lint, types, unit and architecture tests; under a minute
+check: $(READY) ## Format, lint, types, unit and architecture tests; about a minute
 	@. .ci/environment.sh
 	stage "format"; $(BIN)/ruff format --check $(CODE)
 	stage "lint"; $(BIN)/ruff check $(CODE)

@@ -111,8 +111,8 @@ def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted
         return
     state.outcomes.answered(Turn(batch, event.inference_ms, state.now_ms), answers, state.output)
     items = [item for item, _ in answers]
-    oldest_ms = min(item.work.requested_at_ms for item in items)
-    state.meter.answered(batch.replica.key.model, len(items), event.inference_ms, state.now_ms - oldest_ms)
+    latency_ms = state.now_ms - items[0].work.requested_at_ms
+    state.meter.answered(batch.replica.key.model, len(items), event.inference_ms, latency_ms)
     for partition, run in runs_of(items):
         partition.running -= len(run)
     finish(state, items)

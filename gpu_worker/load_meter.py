@@ -8,7 +8,7 @@ from sie_stream.control import ModelLoad
 
 EVERY_MS = 2_000.0
 LATENCIES_MAX = 512
-"""One per batch is kept, the largest of it; more in one window are not needed for a p99."""
+"""One per batch is kept; more in one window are not needed for a p99."""
 
 
 class _Tally(Struct):
@@ -23,13 +23,14 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._models: dict[str, _Tally] = {}
-        self._since = 0.0
+        self._since: float | None = None
+        """When the present window began; None before the first look."""
 
     def arrived(self, model: str, count: int) -> None:
         self._of(model).arrivals += count
 
     def answered(self, model: str, count: int, busy_ms: float, latency_ms: int) -> None:
-        """One batch: `busy_ms` of the engine, `latency_ms` of the request that waited longest."""
+        """One batch: `busy_ms` of the engine, `latency_ms` of its first request, which waited longest in its lane."""
         tally = self._of(model)
         tally.completions += count
         tally.busy_ms += busy_ms
@@ -37,11 +38,13 @@ class LoadMeter:
             tally.latencies_ms.append(latency_ms)
 
     def due(self, at_ms: float) -> bool:
+        if self._since is None:
+            self._since = at_ms
         return at_ms - self._since >= EVERY_MS
 
     def take(self, at_ms: float, waiting: dict[str, int], running: dict[str, int]) -> tuple[int, tuple[ModelLoad, ...]]:
         """(window in ms, what was done and what is left, by model); models without anything are left out."""
-        window_ms = max(1, round(at_ms - self._since))
+        window_ms = max(1, round(at_ms - (at_ms if self._since is None else self._since)))
         self._since = at_ms
         models = dict.fromkeys([*self._models, *waiting, *running])
         loads: list[ModelLoad] = []

@@ -38,7 +38,12 @@ def drain_worker(step: Step, record: DrainWorker) -> None:
         return
     found = step.state.cordons.get(record.worker)
     if found is not None and found.phase != "cordoned":
-        _refuse(step, record.worker, f"It is {found.phase} already.", record.actor)
+        # The answer that whoever asks again is waiting for.
+        kind = "worker_drained" if found.phase == "drained" else "worker_draining"
+        chosen = {"actor": record.actor, **_held(step, record.worker)}
+        step.decide(
+            kind, record.worker, f"It is {found.phase} already, since {found.actor} asked for it.", chosen=chosen
+        )
         return
     step.state.cordons[record.worker] = Cordon("draining", step.now_ms, record.actor)
     for model in step.state.models.values():

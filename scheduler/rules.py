@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from scheduler.solver.model import TIER_OF_P0, Toleration
-from sie_stream.problems import Problem, SpecError
+from scheduler.solver.model import Toleration
 from sie_stream.spec import ModelSpec
 
 
@@ -20,13 +19,6 @@ class PlacementRules(Struct, frozen=True):
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
-    """Raises SpecError for a tier that cannot take the model, whatever the fleet."""
-    if spec.tier == TIER_OF_P0 and spec.priority_level != "P0":
-        message = (
-            f"409 Conflict: {TIER_OF_P0} takes P0 models only, and {spec.name} is {spec.priority_level}. "
-            f"Set priority_level to P0, or choose tier-1 or tier-2."
-        )
-        raise SpecError([Problem("tier", repr(spec.tier), message)])
     return PlacementRules(
         tier=spec.tier or "",
         tags=spec.tags,

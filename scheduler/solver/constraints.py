@@ -98,7 +98,11 @@ def _wrong_hardware(demand: Demand, option: PrecisionOption, device: Device) -> 
         return Refusal("precision", f"cannot compute in {option.precision} ({_listed(device.precisions)}).")
     usable = device.memory_bytes - device.reserved_bytes
     if option.memory_bytes > usable:
-        return Refusal("memory", f"needs {option.memory_bytes} bytes, the whole device has {usable}.")
+        if option.memory_bytes > device.memory_bytes:
+            return Refusal("memory", f"needs {option.memory_bytes} bytes, the whole device has {device.memory_bytes}.")
+        return Refusal(
+            "memory", f"needs {option.memory_bytes} bytes, {usable} of {device.memory_bytes} are not reserved."
+        )
     if demand.tensor_parallel_size > 1 and device.island is None:
         return Refusal("tensor_parallel", f"needs {demand.tensor_parallel_size} devices over NVLink, this has none.")
     if device.spot and not demand.spot_tolerant:

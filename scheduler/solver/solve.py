@@ -61,9 +61,7 @@ class Search:
         self.base = tuple(seats)
         self.seats = list(seats)
         self.cost = total(evaluate(folded, seats))
-        self.statistics = dict.fromkeys(
-            ("programs", "work", "variables", "rows", "widenings", "free", "devices_seen"), 0
-        )
+        self.statistics = dict.fromkeys(COUNTED, 0)
 
     def offer(self, seats: Sequence[Seat | None]) -> bool:
         """Take the seats when they cost less."""

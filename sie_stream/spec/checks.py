@@ -67,7 +67,8 @@ def _replicas(spec: ModelSpec) -> Iterator[Finding]:
 def _tier(spec: ModelSpec) -> Iterator[Finding]:
     if spec.tier == "tier-0" and spec.priority_level != "P0":
         message = (
-            f"tier-0 takes only P0, and this model is {spec.priority_level}; set priority_level P0 or another tier."
+            f"409 Conflict: tier-0 takes only P0, and model {spec.name} is {spec.priority_level}; "
+            "set priority_level P0 or another tier."
         )
         yield Finding(("tier",), spec.tier, message, ("tier", "priority_level"), ("tier-1", "tier-2"))
 

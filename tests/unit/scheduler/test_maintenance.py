@@ -108,3 +108,14 @@ def test_wrong_names_and_repeated_orders_are_answered() -> None:
 def test_an_empty_worker_is_drained_at_once() -> None:
     cluster = running()
     assert kinds(cluster.append(DrainWorker("w1", "ana"))) == ["worker_draining", "worker_drained"]
+
+
+def test_a_drain_may_be_asked_for_again_while_it_lasts_and_when_it_is_over() -> None:
+    cluster = running()
+    cluster.append(DrainWorker("w0", "ana"))
+    assert kinds(cluster.append(DrainWorker("w0", "bob"))) == ["worker_draining"]
+    cluster.make_ready()
+    cluster.release()
+    again = decisions(cluster.append(DrainWorker("w0", "bob")))
+    assert [decision.kind for decision in again] == ["worker_drained"]
+    assert "since ana asked for it" in again[0].reason

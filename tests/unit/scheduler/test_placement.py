@@ -71,7 +71,7 @@ def test_why_not_names_every_device_and_number() -> None:
     rejected = dict(part.split(": ", 1) for part in plan.chosen[0].rejected)
     assert rejected == {
         "w0/cpu0": "needs 10 bytes, the whole device has 5.",
-        "w1/cpu0": "needs 10 bytes, the whole device has 5.",
+        "w1/cpu0": "needs 10 bytes, 5 of 100 are not reserved.",
     }
 
 

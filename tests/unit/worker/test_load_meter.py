@@ -36,6 +36,7 @@ def test_what_an_engine_holds_is_running_and_what_waits_for_it_waits() -> None:
 
 def test_the_largest_latency_of_a_window_is_its_p99_and_memory_is_bounded() -> None:
     meter = LoadMeter()
+    assert not meter.due(0.0)
     for latency_ms in range(10 * LATENCIES_MAX):
         meter.answered("m", 2, 0.5, latency_ms)
     window_ms, (load,) = meter.take(5_000.0, {}, {})

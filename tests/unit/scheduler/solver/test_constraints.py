@@ -13,7 +13,7 @@ SPOT_TAINT = Taint("spot", "yes", "NoSchedule")
 
 FORBIDDEN: tuple[tuple[str, Demand, Device, str], ...] = (
     ("backend", demand("m", 40, backend="onnx"), device("s0:g0"), "backend 'onnx' is not offered (torch)."),
-    ("memory", demand("m", 40), device("s0:g0", 50, reserved_bytes=11), "needs 40 bytes, the whole device has 39."),
+    ("memory", demand("m", 40), device("s0:g0", 50, reserved_bytes=11), "needs 40 bytes, 39 of 50 are not reserved."),
     ("precision", demand("m", 40), device("s0:g0", precisions=("fp32",)), "cannot compute in bf16 (fp32)."),
     ("product", demand("m", 40, product="H100"), device("s0:g0", product="L4"), "needs product 'H100', this is 'L4'."),
     (
