@@ -15,7 +15,7 @@ from scheduler.autoscale import ScalePolicy, decide, first_state
 from scheduler.demand import Load
 from scheduler.state import LoadTally, ModelState
 from scheduler.step import Step
-from sie_stream.control import WorkerLoad
+from sie_stream.control import ModelLoad, WorkerLoad
 
 EVERY_MS = 5_000
 COLD_START_MS = 5_000
@@ -23,11 +23,13 @@ COLD_START_MS = 5_000
 DEMAND_MS = 1
 """Assumed until requests were completed."""
 FULL_BP = 10_000
+COUNT_MAX = 1 << 40
+"""No worker counts further in two seconds; what is written to the log by others must not stop the fold."""
 
 
 def worker_load(step: Step, record: WorkerLoad) -> None:
     """Add what a worker reports to the tallies of its models."""
-    if not step.state.live(record.worker, record.incarnation):
+    if not step.state.live(record.worker, record.incarnation) or not all(map(_is_sane, record.models)):
         step.ignore()
         return
     for load in record.models:
@@ -45,6 +47,11 @@ def worker_load(step: Step, record: WorkerLoad) -> None:
             waiting={**tally.waiting, record.worker: load.waiting},
             running={**tally.running, record.worker: load.running},
         )
+
+
+def _is_sane(load: ModelLoad) -> bool:
+    counts = (load.arrivals, load.completions, load.waiting, load.running, load.busy_ms, load.p99_ms or 0)
+    return all(0 <= count <= COUNT_MAX for count in counts)
 
 
 def scale_models(step: Step) -> None:

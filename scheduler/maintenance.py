@@ -62,8 +62,8 @@ def uncordon_worker(step: Step, record: UncordonWorker) -> None:
     """Back in service. What was still leaving stays."""
     cordon = step.state.cordons.pop(record.worker, None)
     if cordon is None:
-        nearest = did_you_mean(record.worker, step.state.cordons)
-        _refuse(step, record.worker, f"It is not cordoned.{nearest}", record.actor)
+        if _is_known(step, record.worker, record.actor):
+            _refuse(step, record.worker, "It is not cordoned.", record.actor)
         return
     for model in step.state.models.values():
         _stay(step, model, record.worker)

@@ -11,6 +11,7 @@ from scheduler.step import Step
 from sie_stream.control import WorkerExited, WorkerFenced, WorkerHeartbeat, WorkerJoined, WorkerLeft
 from sie_stream.decisions import Move
 
+DEVICE_BYTES_MAX = 1 << 50
 PAST_MAX = 32
 """Replaced incarnations that are remembered per worker."""
 
@@ -25,6 +26,8 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
     known = step.state.workers.get(record.worker)
     if known is not None and (record.incarnation == known.incarnation or record.incarnation in known.past):
         step.ignore()
+        return
+    if _refused(step, record):
         return
     past: tuple[str, ...] = ()
     if known is not None:
@@ -77,6 +80,22 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
     )
     _watch(step, silence_ends_ms(step.now_ms, step.settings.worker_lost_after_ms))
     step.capacity_freed = True
+
+
+def _refused(step: Step, record: WorkerJoined) -> bool:
+    """A record that others wrote must not stop the fold: devices that make no sense are answered, not followed."""
+    names = dict.fromkeys(device.device for device in record.devices)
+    sizes = [device.memory_bytes for device in record.devices]
+    if len(names) == len(sizes) and all(0 < size <= DEVICE_BYTES_MAX for size in sizes):
+        return False
+    step.decide(
+        "worker_refused",
+        record.worker,
+        f"Its devices need names of their own, and sizes above 0 and up to {DEVICE_BYTES_MAX} bytes.",
+        chosen={"incarnation": record.incarnation, "devices": len(sizes)},
+        do_nothing="Nothing could be placed on it.",
+    )
+    return True
 
 
 def worker_heard(step: Step, record: WorkerHeartbeat) -> None:

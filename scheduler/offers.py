@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
 from scheduler.state import ClusterState, ModelState, ReplicaState
@@ -15,7 +16,7 @@ def placement_problem(
     offered = {
         (worker.worker, device.device)
         for worker in state.workers.values()
-        if _takes_new(state, worker.worker)
+        if _is_there(state, worker.worker)
         for device in worker.devices
     }
     residents: list[Resident] = []
@@ -32,7 +33,7 @@ def placement_problem(
 
 
 def device_offers(state: ClusterState) -> tuple[DeviceOffer, ...]:
-    """Devices that take new replicas, with all that is promised on them as reserved."""
+    """Devices of live workers, with all that is promised on them as reserved."""
     return _offers(state, [replica for model in state.models.values() for replica in model.replicas])
 
 
@@ -51,9 +52,16 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
     )
 
 
-def _takes_new(state: ClusterState, name: str) -> bool:
+def _is_there(state: ClusterState, name: str) -> bool:
     worker = state.workers[name]
-    return worker.status == "live" and not worker.stopping and name not in state.cordons
+    return worker.status == "live" and not worker.stopping
+
+
+def _service(state: ClusterState, name: str) -> Literal["in service", "cordoned", "draining"]:
+    cordon = state.cordons.get(name)
+    if cordon is None:
+        return "in service"
+    return "cordoned" if cordon.phase == "cordoned" else "draining"
 
 
 def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[DeviceOffer, ...]:
@@ -63,7 +71,7 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
         reserved[at] = reserved.get(at, 0) + replica.memory_bytes
     offers: list[DeviceOffer] = []
     for worker in state.workers.values():
-        if not _takes_new(state, worker.worker):
+        if not _is_there(state, worker.worker):
             continue
         for device in worker.devices:
             memory = reserved.get((worker.worker, device.device), 0)
@@ -82,6 +90,7 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
                     taints=worker.taints,
                     tier=worker.tier,
                     versions=worker.versions,
+                    service=_service(state, worker.worker),
                 )
             )
     return tuple(offers)

@@ -45,6 +45,7 @@ class DeviceOffer(Struct, frozen=True):
     taints: tuple[WorkerTaint, ...] = ()
     tier: str = ""
     versions: dict[str, str] = {}
+    service: Literal["in service", "cordoned", "draining"] = "in service"
 
 
 class ReplicaWish(Struct, frozen=True):
@@ -191,6 +192,8 @@ def _device(offer: DeviceOffer) -> Device:
         taints=tuple(Taint(taint.key, taint.value, taint.effect) for taint in offer.taints),
         tier=offer.tier or None,
         backends=offer.backends,
+        cordoned=offer.service == "cordoned",
+        draining=offer.service == "draining",
         versions={VERSION_NAMES.get(name, name): version for name, version in offer.versions.items()},
     )
 

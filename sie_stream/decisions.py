@@ -6,6 +6,8 @@ measured (how long a solver ran) does not belong here. New fields are optional: 
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
 
@@ -87,12 +89,14 @@ class Decision(Struct, frozen=True):
     """The decision that this one takes back, or was asked to."""
 
 
+_ID = re.compile(r"d-([0-9]{1,18})-([0-9]{1,9})")
+"""Bounded: Python refuses to read a number of thousands of digits, and what the fold raises stops every scheduler."""
+
+
 def place_of(decision: str) -> tuple[int, int] | None:
     """(offset, number) of an id `d-OFFSET-N`; None for any other text."""
-    parts = decision.split("-")
-    if len(parts) != 3 or parts[0] != "d" or not all(part.isascii() and part.isdigit() for part in parts[1:]):
-        return None
-    return int(parts[1]), int(parts[2])
+    found = _ID.fullmatch(decision)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def concerns(decision: Decision, model: str) -> bool:

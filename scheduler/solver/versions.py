@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 Version = tuple[int, ...]
 
-CLAUSE = re.compile(r"\s*(>=|<=|==|!=|~=|<|>)\s*([0-9]+(?:\.[0-9]+)*)\s*")
-LEADING = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
+NUMBERS = r"([0-9]{1,9}(?:\.[0-9]{1,9})*)"
+"""Bounded, as in a declaration: Python refuses to read a number of thousands of digits."""
+CLAUSE = re.compile(rf"\s*(>=|<=|==|!=|~=|<|>)\s*{NUMBERS}\s*")
+LEADING = re.compile(rf"v?{NUMBERS}(?![0-9])")
 COMPARE: dict[str, Callable[[Version, Version], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,

@@ -23,6 +23,8 @@ from sie_stream.settings import Settings
 
 app = typer.Typer(help="Check what the engine did against its log. Reads only.", no_args_is_help=True)
 
+BEHIND_MAX = 200
+"""Records of sie.cluster beyond what is decided: a scheduler commits every second."""
 SETTLE_S = 1.0
 """A commit shows on sie.cluster's offset a moment before its decisions do; what is missing is looked at again then."""
 
@@ -74,8 +76,9 @@ def audited(reader: LogReader, settings: Settings, timeout_s: float = 600.0) -> 
     decided_from = reader.beginning_offsets([decided])[decided]
     recorded = list(read_to_end(reader, topics.decisions, timeout_s=timeout_s))
     start = begins_at if state is None else state.next_offset
+    end = reader.end_offsets([cluster])[cluster]
     with closing(read_to_end(reader, topics.cluster, {cluster: start}, timeout_s)) as records:
-        return audit(
+        report = audit(
             records,
             recorded,
             settings,
@@ -85,6 +88,10 @@ def audited(reader: LogReader, settings: Settings, timeout_s: float = 600.0) -> 
             decided_from=decided_from,
             state=state,
         )
+    behind = end - report.fold_until
+    if behind > BEHIND_MAX:
+        report.notes = (*report.notes, f"{behind} newer records are not decided yet: does a scheduler run, and get on?")
+    return report
 
 
 def in_words(report: DecisionAudit) -> Iterator[str]:

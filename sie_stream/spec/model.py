@@ -17,7 +17,9 @@ TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"
 SERVERS_PATTERN = r"^[A-Za-z0-9.\[\]:_-]+:[0-9]{1,5}(,[A-Za-z0-9.\[\]:_-]+:[0-9]{1,5})*$"
 BACKEND_PATTERN = r"^[a-z][a-z0-9_-]{0,62}$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
-RANGE_PATTERN = r"^\s*(>=|<=|==|!=|~=|<|>)\s*[0-9]+(\.[0-9]+)*\s*(,\s*(>=|<=|==|!=|~=|<|>)\s*[0-9]+(\.[0-9]+)*\s*)*$"
+_NUMBERS = r"[0-9]{1,9}(\.[0-9]{1,9})*"
+_CLAUSE = rf"\s*(>=|<=|==|!=|~=|<|>)\s*{_NUMBERS}\s*"
+RANGE_PATTERN = rf"^{_CLAUSE}(,{_CLAUSE})*$"
 
 BUILT_IN_BACKENDS = ("torch", "sklearn", "onnx", "sglang", "vllm", "triton")
 SOURCE_SCHEMES = ("file", "package", "s3", "hf", "oci", "https")

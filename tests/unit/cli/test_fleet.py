@@ -64,3 +64,14 @@ def test_a_missing_replica_says_what_forbids_each_device() -> None:
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'churn'"):
         explained(cluster().machine.state, "chrun", Settings())
+
+
+def test_a_worker_out_of_service_is_explained_too_and_what_serves_there_is_kept() -> None:
+    made = cluster()
+    made.append(CordonWorker("w0", "ana"))
+    made.append(CordonWorker("w1", "ana"))
+    (replica,) = explained(made.machine.state, "churn", Settings())
+    assert {device["worker"]: device["constraint"] or device["verdict"] for device in replica["devices"]} == {
+        "w0": "chosen",
+        "w1": "cordon",
+    }
