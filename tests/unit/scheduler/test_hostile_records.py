@@ -1,4 +1,4 @@
-"""Records that others wrote to sie.cluster. Whatever they say, the fold goes on: what it raises stops every scheduler."""
+"""Records that others wrote to sie.cluster: whatever they say, the fold goes on. What it raises stops all schedulers."""
 
 from __future__ import annotations
 
