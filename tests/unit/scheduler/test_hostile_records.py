@@ -1,4 +1,4 @@
-"""Records that others wrote to sie.cluster: whatever they say, the fold goes on. What it raises stops all schedulers."""
+"""Records that others wrote to sie.cluster: whatever they say, the fold goes on, or every scheduler would stop."""
 
 from __future__ import annotations
 
