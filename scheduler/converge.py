@@ -233,6 +233,8 @@ def _settle(step: Step, model: ModelState) -> None:
             ask_back(partition)
         for partition, owner in moves.assign:
             assign(partition, owner, step.offset)
+        if moves.assign and serving[0].generation == model.generation:
+            model.timings_ms.setdefault("assigned", step.now_ms)
         if moves.assign or asked:
             step.touch("placements", model.model)
             _say_moves(step, model, moves.assign, asked)

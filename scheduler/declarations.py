@@ -247,6 +247,7 @@ def topic_ensured(step: Step, record: TopicEnsured) -> None:
         model.topic_due_ms = NEVER_MS
         model.topic_failures = 0
         model.message = ""
+    model.timings_ms.setdefault("topic_ready", step.now_ms)
     step.look_at(model)
 
 

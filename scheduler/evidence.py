@@ -13,6 +13,7 @@ from sie_stream.control import (
     DeleteModel,
     DrainWorker,
     PartitionReleased,
+    ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
     SchedulerElected,
@@ -53,6 +54,7 @@ def asked_by(record: ClusterRecord) -> str:
             | WorkerLoad()
             | WorkerLeft()
             | ReplicaReady()
+            | ReplicaAnswered()
             | ReplicaFailed()
             | PartitionReleased()
         ):

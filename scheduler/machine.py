@@ -32,7 +32,13 @@ from scheduler.membership import (
     worker_joined,
     worker_left,
 )
-from scheduler.replicas import give_up_waiting, partition_released, replica_failed, replica_ready
+from scheduler.replicas import (
+    give_up_waiting,
+    partition_released,
+    replica_answered,
+    replica_failed,
+    replica_ready,
+)
 from scheduler.state import NEVER_MS, ClusterState
 from scheduler.step import Step
 from scheduler.undo import undo_decision
@@ -44,6 +50,7 @@ from sie_stream.control import (
     DrainWorker,
     FoldSettings,
     PartitionReleased,
+    ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
     SchedulerCommand,
@@ -111,6 +118,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             partition_released(step, record)
         case ReplicaReady():
             replica_ready(step, record)
+        case ReplicaAnswered():
+            replica_answered(step, record)
         case ReplicaFailed():
             replica_failed(step, record)
         case TopicEnsured():

@@ -115,6 +115,20 @@ class ReplicaReady(Struct, frozen=True, tag=True):
     memory_bytes: int
     load_ms: int
     warmup_ms: int
+    waited_ms: int = 0
+    """In the worker, before its engine was asked to load it: other loads came first."""
+    engine_start_ms: int = 0
+    """From there to the beginning of the load: the engine process had to start, or was busy."""
+
+
+class ReplicaAnswered(Struct, frozen=True, tag=True):
+    """The first results of this replica are committed; sent after that commit succeeded."""
+
+    worker: str
+    incarnation: str
+    model: str
+    version: str
+    placement_epoch: int
 
 
 class ReplicaFailed(Struct, frozen=True, tag=True):
@@ -197,6 +211,7 @@ ClusterRecord = (
     | WorkerLeft
     | WorkerFenced
     | ReplicaReady
+    | ReplicaAnswered
     | ReplicaFailed
     | PartitionReleased
     | TopicEnsured
@@ -300,7 +315,7 @@ class InstanceRow(Struct, frozen=True):
     replicas: tuple[ReplicaRow, ...]
     message: str
     timings_ms: dict[str, int]
-    """applied, placed, loaded, ready: milliseconds since the epoch."""
+    """Step of its life (scheduler/life.py) -> when it was reached first, milliseconds since the epoch."""
 
 
 class VariantRow(Struct, frozen=True):
