@@ -41,16 +41,19 @@ class Layout:
     ingress: int = 1
     egress: int = 1
     schedulers: int = 1
+    tiers: tuple[str, ...] = ()
+    """Of the workers, in turn; none: as the settings say."""
 
     def processes(self) -> list[ProcessSpec]:
         specs = [ProcessSpec(f"scheduler-{n}", "scheduler.main") for n in range(self.schedulers)]
-        specs += [
-            ProcessSpec(f"worker-{n}", "gpu_worker.main", ("--id", f"worker-{n}", "--incarnation", "{incarnation}"))
-            for n in range(self.workers)
-        ]
+        specs += [ProcessSpec(f"worker-{n}", "gpu_worker.main", self._worker(n)) for n in range(self.workers)]
         specs += [ProcessSpec(f"ingress-{n}", "processors.ingress.main", ("--id", str(n))) for n in range(self.ingress)]
         specs += [ProcessSpec(f"egress-{n}", "processors.egress.main", ("--id", str(n))) for n in range(self.egress)]
         return [*specs, ProcessSpec("bridge-0", "processors.bridge.main")]
+
+    def _worker(self, number: int) -> tuple[str, ...]:
+        tier = ("--tier", self.tiers[number % len(self.tiers)]) if self.tiers else ()
+        return ("--id", f"worker-{number}", "--incarnation", "{incarnation}", *tier)
 
 
 class Cluster:
