@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from processors.ingress.host import IngressHost
@@ -18,6 +17,7 @@ from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.sim.log import SimLog
 from sie_stream.sim.writers import SimTransactionalWriter
+from tests.examples import examples
 from tests.unit.processors.kit import NAMES, Encoders, World, body, route
 
 WINDOW_MS = 600_000
@@ -133,7 +133,7 @@ class RefusingWriter:
         return counted
 
 
-@hypothesis_settings(max_examples=60)
+@examples(60)
 @given(refused=st.sets(st.integers(1, 30), max_size=12), batch=st.integers(1, 4))
 def test_refused_transactions_lose_and_repeat_nothing(refused: set[int], batch: int) -> None:
     world = World(route(), ingress_batch_max=batch)
