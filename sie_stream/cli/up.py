@@ -60,7 +60,7 @@ def up(
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
         return
     stop = StopFlag.on_signals()
-    layout = Layout(workers=workers, ingress=ingress, schedulers=schedulers, tiers=tiers_of_workers)
+    layout = Layout(workers=workers, ingress=ingress, schedulers=schedulers, tiers=tiers_of_workers, compiler="steady")
     cluster = Cluster(settings, layout, say=lambda text: console.print(f"[dim]{text}[/]"), check=stop.check)
     try:
         cluster.start()
