@@ -79,15 +79,20 @@ class SchedulerMachine:
         self.state = ClusterState() if state is None else state
         self._in_force = (self.state.settings, in_force(settings, self.state.settings))
 
+    @property
+    def settings_in_force(self) -> Settings:
+        """What the newest leader told, over those of this process."""
+        if self._in_force[0] is not self.state.settings:
+            self._in_force = (self.state.settings, in_force(self.settings, self.state.settings))
+        return self._in_force[1]
+
     def step(self, record_offset: int, timestamp_ms: int, record: ClusterRecord) -> list[SchedulerCommand]:
         """Fold one record. Offsets must grow; `timestamp_ms` is the broker's, and a step back of it is ignored."""
         state = self.state
         assert record_offset >= state.next_offset, f"offset {record_offset} was folded already"
         state.next_offset = record_offset + 1
         state.now_ms = max(state.now_ms, timestamp_ms)
-        if self._in_force[0] is not state.settings:
-            self._in_force = (state.settings, in_force(self.settings, state.settings))
-        step = Step(state, self._in_force[1], record_offset, record)
+        step = Step(state, self.settings_in_force, record_offset, record)
         dispatch(step, record)
         if step.dirty or step.capacity_freed:
             converge(step)

@@ -155,6 +155,8 @@ class Checkers:
         decision = decided.decision
         self._mark(decided.kind)
         self.world.note(f"{decision} {decided.kind} {decided.subject} {decided.chosen}")
+        if decided.kind == "record_refused":
+            raise Violation(f"the fold raised: {decided.reason}")
         if decision in self.decisions:
             raise Violation(f"decision {decision} twice; the second at {_at(record)}")
         assert record.value is not None
