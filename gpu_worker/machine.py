@@ -49,7 +49,7 @@ SWEEP_MS = 100.0
 """How often waiting items are looked through for passed deadlines."""
 BUSY_WAIT_MS = 1.0
 SLOW_WAIT_MS = 4.0
-IDLE_WAIT_MS = 100.0
+IDLE_WAIT_MS = 200.0
 """While an engine or a transaction is at work the host waits for them, and looks at the topics this often."""
 
 

@@ -35,7 +35,7 @@ from sie_stream.settings import Settings
 
 BATCH_MAX = 500
 """Records gathered in one turn, and uncommitted records without outputs."""
-COMMIT_EVERY_MS = 1_000
+COMMIT_EVERY_MS = 2_000
 """Without outputs the offset is committed this often."""
 OUTCOME_WAIT_MS = 10
 """How long a turn waits for records while side effects are under way."""
