@@ -13,18 +13,19 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from scheduler.rules import PlacementRules
+from scheduler.solver.classes import fold
 from scheduler.solver.constraints import forbids
-from scheduler.solver.explain import Explanation, explain
+from scheduler.solver.explain import Explanation, explain, seats_of
+from scheduler.solver.ledger import Ledger
 from scheduler.solver.model import Demand, Device, Objective, Place, Plan, PrecisionOption, Priority, Problem, Taint
 from scheduler.solver.objective import sla_weight
 from scheduler.solver.solve import place_missing
+from scheduler.solver.summary import why_not_elsewhere
 from sie_stream.control import Taint as WorkerTaint
 from sie_stream.decisions import SolverRun
 
 Packing = Literal["spread", "binpack"]
 PRIORITIES: tuple[Priority, ...] = ("P0", "P1", "P2")
-REASONS_MAX = 16
-"""Sentences kept per decision; the rest is counted."""
 VERSION_NAMES = {"torch": "pytorch"}
 """What workers call a library, by what `requires` calls it."""
 
@@ -87,7 +88,7 @@ class Chosen(Struct, frozen=True):
     device: str
     free_bytes_before: int
     rejected: tuple[str, ...]
-    """Devices that were not taken, and why: one sentence each."""
+    """Devices that were not taken, and why: one sentence per reason."""
 
 
 class Unplaceable(Struct, frozen=True):
@@ -118,13 +119,20 @@ def place(problem: PlacementProblem) -> PlacementPlan:
     free = _free(problem)
     chosen: list[Chosen] = []
     unplaceable: list[Unplaceable] = []
-    for demand, wish in zip(fleet.demands[len(problem.residents) :], problem.wishes, strict=True):
+    folded = fold(fleet)
+    seats = seats_of(folded, plan)
+    ledger = Ledger(folded, seats)
+    first = len(problem.residents)
+    for number, (demand, wish) in enumerate(zip(fleet.demands[first:], problem.wishes, strict=True), first):
         seat = found.get(demand.key)
         if seat is None:
             unplaceable.append(Unplaceable(wish, why_not[demand.key]))
             continue
         at = (seat.worker, seat.devices[0])
-        chosen.append(Chosen(wish, seat.worker, offers[at].incarnation, at[1], free[at], _others(fleet, plan, demand)))
+        taken = seats[number]
+        assert taken is not None, "a demand with a place has a seat"
+        rejected = why_not_elsewhere(folded, ledger, number, taken)
+        chosen.append(Chosen(wish, seat.worker, offers[at].incarnation, at[1], free[at], rejected))
         free[at] -= wish.memory_bytes
     return PlacementPlan(tuple(chosen), tuple(unplaceable), solver_run(plan))
 
@@ -239,12 +247,3 @@ def _free(problem: PlacementProblem) -> dict[tuple[str, str], int]:
     for resident in problem.residents:
         free[resident.worker, resident.device] -= resident.wish.memory_bytes
     return free
-
-
-def _others(fleet: Problem, plan: Plan, demand: Demand) -> tuple[str, ...]:
-    """Why not the other devices."""
-    found = next(e for e in explain(fleet, plan, demand.model) if (e.generation, e.replica) == demand.key[1:])
-    sentences = [verdict.sentence for verdict in found.devices if verdict.verdict != "chosen"]
-    if len(sentences) <= REASONS_MAX:
-        return tuple(sentences)
-    return (*sentences[:REASONS_MAX], f"... and {len(sentences) - REASONS_MAX} more devices.")
