@@ -32,6 +32,7 @@ from scheduler.membership import (
     worker_joined,
     worker_left,
 )
+from scheduler.replanning import advance_plan
 from scheduler.replicas import (
     give_up_waiting,
     partition_released,
@@ -95,7 +96,9 @@ class SchedulerMachine:
         step = Step(state, self.settings_in_force, record_offset, record)
         dispatch(step, record)
         if step.dirty or step.capacity_freed:
-            converge(step)
+            while step.dirty or step.capacity_freed:
+                converge(step)
+                advance_plan(step)
             say_drained(step)
         return step.commands()
 
@@ -189,6 +192,7 @@ def tick(step: Step, record: Tick) -> None:
                 ask_topic_again(step, model)
     check_workers(step)
     scale_models(step)
+    advance_plan(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)
 

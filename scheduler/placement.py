@@ -72,6 +72,8 @@ class Resident(Struct, frozen=True):
     wish: ReplicaWish
     worker: str
     device: str
+    settled: bool = False
+    """Not to be moved now."""
 
 
 class PlacementProblem(Struct, frozen=True):
@@ -108,7 +110,7 @@ def place(problem: PlacementProblem) -> PlacementPlan:
 
     No replica that serves is moved to make room for another.
     """
-    fleet = _fleet(problem)
+    fleet = fleet_of(problem)
     plan = place_missing(fleet)
     found = {(a.model, a.generation, a.replica): a.place for a in plan.assignments}
     kept = [found.get(demand.key) == demand.current for demand in fleet.demands[: len(problem.residents)]]
@@ -151,7 +153,7 @@ def refusal(wish: ReplicaWish, hosts: Sequence[str], offer: DeviceOffer) -> str 
 
 def explanations(problem: PlacementProblem, model: str) -> tuple[Explanation, ...]:
     """Why each replica of the model is where it is, or would go, and why not elsewhere: one verdict per device."""
-    fleet = _fleet(problem)
+    fleet = fleet_of(problem)
     return explain(fleet, place_missing(fleet), model)
 
 
@@ -166,12 +168,14 @@ def solver_run(plan: Plan) -> SolverRun:
     )
 
 
-def _fleet(problem: PlacementProblem) -> Problem:
+def fleet_of(problem: PlacementProblem) -> Problem:
+    """The problem as the solver sees it: residents first, then wishes, in their order."""
     numbers: dict[tuple[str, int], int] = {}
     demands: list[Demand] = []
     for resident in problem.residents:
         at = Place(resident.worker, (resident.device,))
-        demands.append(_demand(resident.wish, _next(numbers, resident.wish), at))
+        demand = _demand(resident.wish, _next(numbers, resident.wish), at)
+        demands.append(structs.replace(demand, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
     return Problem(
         devices=tuple(_device(offer) for offer in problem.devices),

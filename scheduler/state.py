@@ -15,11 +15,12 @@ from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
+from scheduler.plans import PlanUnderWay
 from scheduler.rules import PlacementRules
 from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 NEVER_MS = 1 << 62
@@ -35,6 +36,15 @@ class Cordon(Struct, frozen=True):
     phase: Literal["cordoned", "draining", "drained"]
     since_ms: int
     actor: str
+
+
+class LostDevice(Struct, frozen=True):
+    """A device that its worker reported gone (see devices.py)."""
+
+    cause: str
+    since_ms: int
+    offset: int
+    """Of its DeviceLost."""
 
 
 class WorkerState(Struct):
@@ -69,6 +79,8 @@ class WorkerState(Struct):
     """Offset of its WorkerJoined."""
     heard_offset: int = -1
     """Offset of its last heartbeat; -1: none yet."""
+    lost_devices: dict[str, LostDevice] = {}
+    """By device. Of this incarnation: the next one reports anew what it has."""
 
 
 class ReplicaState(Struct):
@@ -85,7 +97,9 @@ class ReplicaState(Struct):
     leaving: bool = False
     """It serves until its replacement does."""
     leaving_for: str = ""
-    """The decision, an undo, that wants it gone; empty: another reason."""
+    """The decision, an undo or a plan, that wants it gone; empty: another reason."""
+    planned: bool = False
+    """That decision is a plan."""
 
     @property
     def key(self) -> ReplicaKey:
@@ -220,6 +234,12 @@ class ClusterState(Struct):
     now_ms: int = 0
     """Timestamp of the last record; never steps back."""
     leader: str = ""
+    plan: PlanUnderWay | None = None
+    """Moves under way, one plan at a time (see replanning.py)."""
+    plan_after_ms: int = 0
+    """No plan that makes room is looked for before this."""
+    plan_failures: int = 0
+    """Plans given up since the last that ended."""
     settings: FoldSettings | None = None
     """Of the leader that was elected last; they hold for whoever folds. None: it did not say."""
     leader_is_new: bool = False
