@@ -127,8 +127,10 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
         model.unplaced = ()
         model.message = ""
     model.timings_ms.setdefault("placed", step.now_ms)
+    lost_at = model.lost_at
     if _missing(model) == 0:
         model.lost_workers = ()
+        model.lost_at = None
     step.decide(
         "replica_placed",
         model.model,
@@ -149,6 +151,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
         facts=(
             step.fact(model.applied_offset, "ApplyModel"),
             step.fact(step.state.workers[replica.worker].joined_offset, "WorkerJoined"),
+            step.fact(lost_at.offset, lost_at.kind) if lost_at else None,
         ),
         moves=(came(model.model, replica),),
         memory=memory_changes(step.state, added=(replica,)),

@@ -20,6 +20,7 @@ from scheduler.declarations import (
     topic_ensured,
     topic_failed,
 )
+from scheduler.devices import device_back, device_lost
 from scheduler.elastic import scale_models, worker_load
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
@@ -48,6 +49,8 @@ from sie_stream.control import (
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     FoldSettings,
     PartitionReleased,
@@ -154,6 +157,10 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             worker_left(step, record)
         case WorkerFenced():
             worker_fenced(step, record)
+        case DeviceLost():
+            device_lost(step, record)
+        case DeviceBack():
+            device_back(step, record)
         case SchedulerElected():
             elected(step, record)
         case _:

@@ -47,6 +47,13 @@ class LostDevice(Struct, frozen=True):
     """Of its DeviceLost."""
 
 
+class LostAt(Struct, frozen=True):
+    """The record that took a serving place from a model."""
+
+    offset: int
+    kind: str
+
+
 class WorkerState(Struct):
     """The present incarnation of one worker, and the incarnations it replaced."""
 
@@ -172,6 +179,8 @@ class ModelState(Struct):
     """Why the last attempt to place a replica found no room; said once, and again when it changes."""
     lost_workers: tuple[str, ...] = ()
     """Workers that held a ready replica and were lost; preferred when they come back."""
+    lost_at: LostAt | None = None
+    """Why its newest missing replica is missing, when a worker or a device was lost with it."""
     wait_until_ms: int = 0
     """A model that still serves waits this long for a lost worker to come back, before a replica goes elsewhere."""
     try_at_ms: int = NEVER_MS

@@ -105,6 +105,24 @@ class WorkerFenced(Struct, frozen=True, tag=True):
     took_ms: int
 
 
+class DeviceLost(Struct, frozen=True, tag=True):
+    """One device of a live worker is gone; the others go on."""
+
+    worker: str
+    incarnation: str
+    device: str
+    cause: str
+    """For people: what the driver said, e.g. `XID 79: the GPU has fallen off the bus`."""
+
+
+class DeviceBack(Struct, frozen=True, tag=True):
+    """A device that was reported lost is in order again."""
+
+    worker: str
+    incarnation: str
+    device: str
+
+
 class ReplicaReady(Struct, frozen=True, tag=True):
     worker: str
     incarnation: str
@@ -210,6 +228,8 @@ ClusterRecord = (
     | WorkerExited
     | WorkerLeft
     | WorkerFenced
+    | DeviceLost
+    | DeviceBack
     | ReplicaReady
     | ReplicaAnswered
     | ReplicaFailed

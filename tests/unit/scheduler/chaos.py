@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     EnsureTopic,
     FenceWorker,
@@ -133,8 +135,8 @@ class World:
     def turn(self) -> None:
         act = self.random.choices(
             (self.time, self.apply, self.delete, self.join, self.die, self.leave, self.outcome, self.load, self.release,
-             self.stray, self.change_leader, self.maintain, self.undo),
-            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8),
+             self.stray, self.change_leader, self.maintain, self.undo, self.device),
+            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8, 2),
         )[0]  # fmt: skip
         act()
 
@@ -267,6 +269,14 @@ class World:
         """Somebody takes a worker out of service, or back."""
         command = self.random.choice((CordonWorker, DrainWorker, UncordonWorker, UncordonWorker))
         self.send(command(self.random.choice(WORKERS), "test"))
+
+    def device(self) -> None:
+        """A device of a running worker fails, or is in order again."""
+        if self.running:
+            worker = self.random.choice(sorted(self.running))
+            kind = self.random.choice((DeviceLost("", "", "", "XID 79"), DeviceBack("", "", "")))
+            name = self.random.choice(("cpu0", "cpu1"))
+            self.send(structs.replace(kind, worker=worker, incarnation=self.running[worker], device=name))
 
     # ------------------------------------------------------------ when the faults stop
 
