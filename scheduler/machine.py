@@ -33,6 +33,7 @@ from scheduler.membership import (
     worker_joined,
     worker_left,
 )
+from scheduler.rebalance import note_load, rebalance, want_rebalance
 from scheduler.replanning import advance_plan
 from scheduler.replicas import (
     give_up_waiting,
@@ -122,6 +123,7 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case WorkerHeartbeat():
             worker_heard(step, record)
         case WorkerLoad():
+            note_load(step, record)
             worker_load(step, record)
         case Tick():
             tick(step, record)
@@ -147,10 +149,12 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             drain_worker(step, record)
         case UncordonWorker():
             uncordon_worker(step, record)
+            want_rebalance(step)
         case UndoDecision():
             undo_decision(step, record)
         case WorkerJoined():
             worker_joined(step, record)
+            want_rebalance(step)
         case WorkerExited():
             worker_exited(step, record)
         case WorkerLeft():
@@ -161,6 +165,7 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             device_lost(step, record)
         case DeviceBack():
             device_back(step, record)
+            want_rebalance(step)
         case SchedulerElected():
             elected(step, record)
         case _:
@@ -199,6 +204,7 @@ def tick(step: Step, record: Tick) -> None:
                 ask_topic_again(step, model)
     check_workers(step)
     scale_models(step)
+    rebalance(step)
     advance_plan(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)

@@ -78,6 +78,8 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         hosts=tuple(replica.worker for replica in model.present()),
         failed_on=model.failed_on,
         prefer=model.lost_workers,
+        missed_on=model.sla_missed,
+        met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
     )
 

@@ -26,6 +26,13 @@ from sie_stream.decisions import SolverRun
 
 Packing = Literal["spread", "binpack"]
 PRIORITIES: tuple[Priority, ...] = ("P0", "P1", "P2")
+PRICES = {"cpu": 1, "cuda": 3}
+"""By kind of device: what keeping one busy costs, relative to others."""
+MISSED_PERMILLE = 500
+"""Risk to the SLA on a kind of device on which it was missed."""
+HEAVY_BACKENDS = ("torch", "sglang", "vllm")
+UNTRIED_PERMILLE = 200
+"""Risk of a heavy backend on a cpu, as long as nobody has seen it do well there."""
 VERSION_NAMES = {"torch": "pytorch"}
 """What workers call a library, by what `requires` calls it."""
 
@@ -63,6 +70,10 @@ class ReplicaWish(Struct, frozen=True):
     """(worker, device) on which it failed: tried only when nothing else is left."""
     prefer: tuple[str, ...] = ()
     """Workers that held it before and came back."""
+    missed_on: tuple[str, ...] = ()
+    """Kinds of devices on which it was seen to miss its SLA."""
+    met_on: tuple[str, ...] = ()
+    """Kinds on which it was seen to be well below it."""
     rules: PlacementRules = PlacementRules()
 
 
@@ -177,8 +188,9 @@ def fleet_of(problem: PlacementProblem) -> Problem:
         demand = _demand(resident.wish, _next(numbers, resident.wish), at)
         demands.append(structs.replace(demand, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
+    cheapest = min((PRICES.get(offer.kind, 1) for offer in problem.devices), default=1)
     return Problem(
-        devices=tuple(_device(offer) for offer in problem.devices),
+        devices=tuple(_device(offer, cheapest) for offer in problem.devices),
         demands=tuple(demands),
         objective=Objective(packing=problem.packing),
     )
@@ -191,7 +203,8 @@ def _next(numbers: dict[tuple[str, int], int], wish: ReplicaWish) -> int:
     return number
 
 
-def _device(offer: DeviceOffer) -> Device:
+def _device(offer: DeviceOffer, cheapest: int = 1) -> Device:
+    """`cheapest` price of the fleet counts as 1, so that devices of one kind cost nothing to tell apart."""
     return Device(
         server=offer.host or offer.worker,
         worker=offer.worker,
@@ -206,6 +219,7 @@ def _device(offer: DeviceOffer) -> Device:
         backends=offer.backends,
         cordoned=offer.service == "cordoned",
         draining=offer.service == "draining",
+        price=max(1, PRICES.get(offer.kind, 1) - cheapest + 1),
         versions={VERSION_NAMES.get(name, name): version for name, version in offer.versions.items()},
     )
 
@@ -228,7 +242,16 @@ def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
         warm_on=wish.prefer,
         failed_on=wish.failed_on,
         sla_weight=sla_weight(priority, rules.tags),
+        risk_permille=_risks(wish),
     )
+
+
+def _risks(wish: ReplicaWish) -> dict[str, int]:
+    """By kind of device: how likely the SLA is missed there, from what was measured."""
+    risks = dict.fromkeys(sorted(wish.missed_on), MISSED_PERMILLE)
+    if wish.backend in HEAVY_BACKENDS and "cpu" not in risks and "cpu" not in wish.met_on:
+        risks["cpu"] = UNTRIED_PERMILLE
+    return risks
 
 
 def _pinned(problem: PlacementProblem, kept: Sequence[bool]) -> PlacementProblem:

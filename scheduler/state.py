@@ -90,6 +90,13 @@ class WorkerState(Struct):
     """By device. Of this incarnation: the next one reports anew what it has."""
 
 
+class WorkerUse(Struct, frozen=True):
+    """How busy a worker last said its engines were."""
+
+    at_ms: int
+    busy_percent: int
+
+
 class ReplicaState(Struct):
     """One replica of one generation of a model on one worker incarnation."""
 
@@ -195,6 +202,10 @@ class ModelState(Struct):
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    sla_missed: tuple[str, ...] = ()
+    """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
+    sla_streak: dict[str, int] = {}
+    """By kind: reports in a row above the SLA; below 0: well below it."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
     journal: tuple[PlacementChange, ...] = ()
@@ -247,6 +258,11 @@ class ClusterState(Struct):
     """Moves under way, one plan at a time (see replanning.py)."""
     plan_after_ms: int = 0
     """No plan that makes room is looked for before this."""
+    rebalance_due_ms: int = NEVER_MS
+    rebalanced_ms: int = 0
+    """When a rebalance was looked for last."""
+    uses: dict[str, WorkerUse] = field(default_factory=dict)
+    """By worker."""
     plan_failures: int = 0
     """Plans given up since the last that ended."""
     settings: FoldSettings | None = None

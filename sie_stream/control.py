@@ -197,6 +197,7 @@ class FoldSettings(Struct, frozen=True):
     fence_timeout_ms: int
     load_timeout_ms: int
     placement_packing: Literal["spread", "binpack"] = "spread"
+    rebalance_policy: Literal["never", "idle", "always"] = "never"
 
 
 class SchedulerElected(Struct, frozen=True, tag=True):

@@ -351,7 +351,7 @@ def _costs(weights: Objective, demand: Demand, option: int, device: Device) -> t
     return (
         weights.sla_risk * permille * demand.sla_weight,
         weights.precision * option * demand.sla_weight,
-        weights.price * device.price if "cost-sensitive" in demand.tags else 0,
+        (weights.price * device.price if "cost-sensitive" in demand.tags else 0) + weights.dearer * (device.price - 1),
     )
 
 

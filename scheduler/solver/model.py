@@ -177,6 +177,8 @@ class Objective(Struct, frozen=True, kw_only=True):
     """Each step down the list of options, times the SLA weight."""
     price: int = 100
     """A unit of device price, for models tagged cost-sensitive."""
+    dearer: int = 400
+    """A unit of device price above 1, for every model: where the SLA is met, the cheaper device does."""
     device_used: int = 1000
     """binpack: a unit of price of a device that holds anything."""
     fragment: int = 100
