@@ -205,7 +205,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     """After this no faults."""
     drain_ms_max: int = 30_000
     """Then everything must end within this time."""
-    settings: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, int | str] = field(default_factory=dict)
 
 
 def parse_scenario(text: str, name: str) -> Scenario:

@@ -58,6 +58,7 @@ def test_all_seeds() -> None:
         assert marks >= {
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
             *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
+            *("plan_started", "replica_moving", "plan_ended"),
             *("snapshot", "metadata", "copy", "dead_letter"),
         }
 
@@ -98,6 +99,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "broker_hiccup",
         "calm",
         "chaos",
+        "crowded",
         "deletes",
         "duplicate_deliveries",
         "handover",
