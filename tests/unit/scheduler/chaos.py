@@ -300,6 +300,8 @@ class World:
             self.undone.clear()
             for name in list(self.cluster.machine.state.models):
                 self.cluster.make_ready(name)
+                asked = [p for p in self.cluster.model(name).partitions if p.state == "releasing" and p.owner]
+                self.ended.update({(p.owner.worker, p.owner.incarnation, p.epoch): None for p in asked if p.owner})
                 self.cluster.release(name)
             self.cluster.now_ms += 250
             for worker, incarnation in self.running.items():
