@@ -19,7 +19,7 @@ from scheduler.solver.explain import Explanation, explain, seats_of
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.model import Demand, Device, Objective, Place, Plan, PrecisionOption, Priority, Problem, Taint
 from scheduler.solver.objective import sla_weight
-from scheduler.solver.solve import place_missing
+from scheduler.solver.solve import place_missing, place_missing_in
 from scheduler.solver.summary import why_not_elsewhere
 from sie_stream.control import Taint as WorkerTaint
 from sie_stream.decisions import SolverRun
@@ -122,7 +122,8 @@ def place(problem: PlacementProblem) -> PlacementPlan:
     No replica that serves is moved to make room for another.
     """
     fleet = fleet_of(problem)
-    plan = place_missing(fleet)
+    folded = fold(fleet)
+    plan = place_missing_in(folded)
     found = {(a.model, a.generation, a.replica): a.place for a in plan.assignments}
     kept = [found.get(demand.key) == demand.current for demand in fleet.demands[: len(problem.residents)]]
     if not all(kept):
@@ -132,7 +133,6 @@ def place(problem: PlacementProblem) -> PlacementPlan:
     free = _free(problem)
     chosen: list[Chosen] = []
     unplaceable: list[Unplaceable] = []
-    folded = fold(fleet)
     seats = seats_of(folded, plan)
     ledger = Ledger(folded, seats)
     first = len(problem.residents)

@@ -156,7 +156,11 @@ class Search:
 
 def place_missing(problem: Problem, limits: Limits = FOR_CHANGE) -> Plan:
     """Place what has no place; what has a good one stays. Raises ConfigError for a problem that makes no sense."""
-    folded = fold(problem)
+    return place_missing_in(fold(problem), limits)
+
+
+def place_missing_in(folded: Folded, limits: Limits = FOR_CHANGE) -> Plan:
+    """As `place_missing`, for a caller that goes on with the folded problem."""
     base, whole = keep(folded)
     search = Search(folded, base, limits)
     _, bound = _solve_missing(search)
