@@ -10,6 +10,7 @@ import random
 
 from msgspec import Raw, structs
 
+from scheduler.machine import fold_settings
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
@@ -36,6 +37,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
 )
+from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import MIB, Cluster, decisions, joined, spec_json
 
 MODELS = ("churn", "risk", "fraud", "tariff", "upsell", "yield")
@@ -59,7 +61,8 @@ class World:
         """Assignments that can commit no more: released."""
         self.gone: dict[tuple[str, str], None] = {}
         """Incarnations that can commit no more: fenced, replaced, or left."""
-        self.send(SchedulerElected("s0"))
+        told = Settings(rebalance_policy="always" if seed % 2 else "never")
+        self.send(SchedulerElected("s0", fold_settings(told)))
         for _ in WORKERS:
             self.join()
 
