@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
 from sie_stream.decisions import Decision
+from sie_stream.device_facts import DeviceBack, DeviceLost
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
@@ -103,24 +104,6 @@ class WorkerFenced(Struct, frozen=True, tag=True):
     worker: str
     incarnation: str
     took_ms: int
-
-
-class DeviceLost(Struct, frozen=True, tag=True):
-    """One device of a live worker is gone; the others go on."""
-
-    worker: str
-    incarnation: str
-    device: str
-    cause: str
-    """For people: what the driver said, e.g. `XID 79: the GPU has fallen off the bus`."""
-
-
-class DeviceBack(Struct, frozen=True, tag=True):
-    """A device that was reported lost is in order again."""
-
-    worker: str
-    incarnation: str
-    device: str
 
 
 class ReplicaReady(Struct, frozen=True, tag=True):
