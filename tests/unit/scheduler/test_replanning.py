@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from scheduler.limits import PLAN_MS_MAX
 from scheduler.machine import SchedulerMachine
+from scheduler.plans import PlannedMove, PlanUnderWay
 from scheduler.state import from_bytes, to_bytes
 from sie_stream.control import CordonWorker, RecordDecision, UndoDecision, WorkerExited
+from sie_stream.decisions import SolverRun
 from tests.unit.scheduler.kit import MIB, Cluster, decisions, fail, joined, kinds, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))
@@ -163,3 +172,86 @@ def test_the_same_log_gives_the_same_decisions() -> None:
     assert msgspec.json.encode([c for c in again if isinstance(c, RecordDecision)]) == msgspec.json.encode(
         [c for c in cluster.commands if isinstance(c, RecordDecision)]
     )
+
+
+def test_waves_wait_for_each_other() -> None:
+    """m1 leaves w1 first, and only then m0 goes there."""
+    cluster = Cluster()
+    cluster.lead()
+    for worker in ("w0", "w1"):
+        cluster.append(joined(worker, worker))
+    for name in ("m0", "m1"):
+        cluster.apply(spec_json(name, memory_mb=600))
+        cluster.make_ready(name)
+    cluster.append(joined("w2", "w2"))
+    at = {name: cluster.model(name).replicas[0].worker for name in ("m0", "m1")}
+    size = 600 * MIB
+    first = PlannedMove("m1", 1, (at["m1"], "cpu0"), ("w2", "cpu0"), size, wave=0)
+    second = PlannedMove("m0", 1, (at["m0"], "cpu0"), (at["m1"], "cpu0"), size, wave=1)
+    cluster.machine.state.plan = PlanUnderWay(
+        decision="d-0-0",
+        offset=0,
+        kind="Tick",
+        purpose="rebalance",
+        moves=(first, second),
+        starts=(),
+        workers={worker: worker for worker in ("w0", "w1", "w2")},
+        solver=SolverRun("by hand", "feasible", 1, {}, 1, 2),
+        started_ms=cluster.now_ms,
+    )
+    alive = tuple((worker, worker) for worker in ("w0", "w1", "w2"))
+    assert kinds(cluster.wait(250, alive)) == ["replica_moving"]
+    assert kinds(cluster.wait(1_000, alive)) == []
+    cluster.make_ready("m1")
+    assert len(cluster.model("m0").replicas) == 1
+    cluster.release("m1")
+    assert [replica.worker for replica in cluster.model("m1").replicas] == ["w2"]
+    assert sorted(replica.worker for replica in cluster.model("m0").replicas) == ["w0", "w1"]
+    cluster.make_ready("m0")
+    cluster.release("m0")
+    assert [replica.worker for replica in cluster.model("m0").replicas] == [at["m1"]]
+    assert kinds(cluster.commands)[-1] == "plan_ended"
+
+
+def test_a_plan_that_takes_too_long_is_given_up() -> None:
+    cluster, moved, source = waiting()
+    cluster.machine.state.plan.started_ms -= PLAN_MS_MAX  # type: ignore[union-attr]  # there is one: see waiting()
+    (given_up,) = decisions(cluster.wait(250, ALIVE), "plan_given_up")
+    assert str(PLAN_MS_MAX) in given_up.reason
+    assert set(cluster.owners(moved).values()) == {source}
+
+
+def test_a_replica_moves_between_devices_of_one_worker() -> None:
+    """left and right on the two devices of the only worker; big needs one for itself."""
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a", devices=2))
+    for name in ("left", "right"):
+        cluster.apply(spec_json(name, memory_mb=400))
+        cluster.make_ready(name)
+    cluster.apply(spec_json("big", memory_mb=700))
+    plan = cluster.machine.state.plan
+    assert plan is not None
+    (move,) = plan.moves
+    cluster.make_ready(move.model)
+    cluster.release(move.model)
+    assert [replica.device for replica in cluster.model("big").replicas] == [move.source[1]]
+    assert set(cluster.owners(move.model).values()) == {"w0"}
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "4711"])
+def test_the_same_plan_in_another_process(hash_seed: str) -> None:
+    program = (
+        "import hashlib, msgspec; from tests.unit.scheduler.test_replanning import waiting; "
+        "print(hashlib.sha256(msgspec.json.encode(waiting()[0].commands)).hexdigest())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.strip() == hashlib.sha256(msgspec.json.encode(waiting()[0].commands)).hexdigest()
