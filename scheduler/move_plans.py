@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from scheduler.placement import PlacementProblem, fleet_of, solver_run
 from scheduler.plans import PlannedMove, PlannedStart
 from scheduler.solver.model import Move, Place, Plan, Problem
-from scheduler.solver.solve import FOR_CHANGE, plan_fleet, replan
+from scheduler.solver.solve import rebalance, replan
 from sie_stream.decisions import SolverRun
 
 MOVES_MAX = 16
@@ -44,7 +44,7 @@ def plan_room(problem: PlacementProblem) -> MovePlan:
 
 def plan_order(problem: PlacementProblem) -> MovePlan:
     """Moves that pay, when they pay enough. `problem` has no wishes."""
-    found = _planned(problem, lambda fleet: plan_fleet(fleet, FOR_CHANGE))
+    found = _planned(problem, lambda fleet: rebalance(fleet, MOVES_MAX))
     if found.solver is None or found.solver.do_nothing is None:
         return found
     gain, before = found.solver.do_nothing - found.solver.objective, found.solver.do_nothing

@@ -12,9 +12,10 @@ from scheduler.solver.explain import seat_on, seats_of
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.model import Objective, Problem
 from scheduler.solver.objective import evaluate
-from scheduler.solver.solve import place_missing
+from scheduler.solver.solve import place_missing, rebalance
 from scheduler.solver.summary import SENTENCES_MAX, why_not_elsewhere
-from tests.unit.scheduler.solver.fleets import demand, device, problems, where
+from tests.unit.scheduler.solver.checks import broken_rules
+from tests.unit.scheduler.solver.fleets import demand, device, place, problems, where
 
 TRIES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -85,6 +86,25 @@ def test_replicas_of_a_model_are_on_different_servers_where_they_can_be() -> Non
     for packing in ("spread", "binpack"):
         found = where(plan_fleet(Problem(devices=devices, demands=two, objective=Objective(packing=packing))))
         assert {place[:2] for place in found.values()} == {"s0", "s1"}, packing
+
+
+@TRIES
+@given(problems())
+def test_a_rebalance_of_few_moves_is_a_lawful_plan(problem: Problem) -> None:
+    plan = rebalance(problem, 2)
+    assert not broken_rules(problem, plan)
+    assert plan.lower_bound <= plan.cost
+    assert plan.do_nothing_cost is None or plan.cost <= plan.do_nothing_cost
+
+
+def test_single_moves_empty_the_fullest_devices_of_a_spread_fleet() -> None:
+    """Twenty devices came back empty beside twenty that hold two replicas each: too much for one program."""
+    devices = tuple(device(f"s{n:02}:g0") for n in range(40))
+    demands = tuple(demand(f"m{n}", 30 + n % 5, current=place(f"s{n % 20:02}:g0")) for n in range(40))
+    problem = Problem(devices=devices, demands=demands, objective=Objective(packing="spread"))
+    plan = rebalance(problem, 16)
+    assert [move.kind for move in plan.moves] == ["move"] * 16
+    assert plan.terms["balance"] == 4 * 200
 
 
 def test_one_server_holds_them_on_different_workers() -> None:
