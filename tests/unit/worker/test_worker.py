@@ -6,12 +6,10 @@ import msgspec
 import pytest
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
-from gpu_worker.facts import Commit, DeviceFailed, DeviceMended, SendReports, TimePassed
+from gpu_worker.facts import Commit
 from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_deadletter, decode_raw_output, decode_result
 from sie_stream.control import (
-    DeviceBack,
-    DeviceLost,
     PartitionReleased,
     ReplicaFailed,
     ReplicaReady,
@@ -24,7 +22,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
-from tests.unit.worker.rig import DEVICE, Rig, World, launch_of, serving, work_item
+from tests.unit.worker.rig import Rig, World, launch_of, serving, work_item
 
 
 def test_answers_with_everything_the_result_depended_on() -> None:
@@ -576,14 +574,3 @@ def test_offsets_of_idle_partitions_are_renewed() -> None:
     rig.run(3_000)
     assert rig.machine.state.partitions[TopicPartition("sie.work.m", 1)].written_at > before
     assert world.committed("m", 0) == 0
-
-
-def test_a_device_that_fails_is_reported_after_the_worker_has_joined() -> None:
-    world = World()
-    rig = Rig(world)
-    changes: list[DeviceFailed | DeviceMended] = [DeviceFailed(DEVICE, "XID 79"), DeviceMended(DEVICE)]
-    now = rig.machine.state
-    commands = rig.machine.decide([TimePassed(now_ms=1_000, at_ms=0.0), *changes])
-    reports = [report for command in commands if isinstance(command, SendReports) for report in command.reports]
-    assert [type(report) for report in reports[:3]] == [WorkerJoined, DeviceLost, DeviceBack]
-    assert reports[1] == DeviceLost(now.identity.worker, now.identity.incarnation, DEVICE, "XID 79")
