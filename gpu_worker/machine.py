@@ -24,6 +24,8 @@ from gpu_worker.engine_port import (
 from gpu_worker.facts import (
     CommitAborted,
     CommitSucceeded,
+    DeviceFailed,
+    DeviceMended,
     Identity,
     PartitionPositioned,
     PartitionReadOut,
@@ -42,7 +44,7 @@ from gpu_worker.pacing import CommitPacer
 from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, reload_after_death
 from gpu_worker.retries import on_batch_failed, on_engine_died
 from gpu_worker.worker_state import WorkerState
-from sie_stream.control import WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
+from sie_stream.control import DeviceBack, DeviceLost, WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
 from sie_stream.settings import Settings
 
 SWEEP_MS = 100.0
@@ -154,6 +156,12 @@ class WorkerMachine:
                 engine = engine_of(state, event.engine)
                 on_engine_died(state, engine, event)
                 reload_after_death(state, engine, event.cause)
+            case DeviceFailed():
+                identity = state.identity
+                lost = DeviceLost(identity.worker, identity.incarnation, event.device, event.cause)
+                state.reports.append(lost)
+            case DeviceMended():
+                state.reports.append(DeviceBack(state.identity.worker, state.identity.incarnation, event.device))
             case StopRequested():
                 state.stopping = True
                 partitions.drain_all(state)

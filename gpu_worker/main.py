@@ -26,6 +26,7 @@ from gpu_worker.committer import TransactionRunner
 from gpu_worker.edge.commit_thread import ThreadCommitter
 from gpu_worker.edge.devices import find_devices, find_topology
 from gpu_worker.edge.engine_link import EngineLinks
+from gpu_worker.edge.gpu_health import GpuHealth
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.facts import Identity
@@ -168,7 +169,11 @@ class WorkerProcess:
         )
         machine = WorkerMachine(identity, settings, outcomes)
         observer = LogObserver(self._log)
-        host = WorkerHost(machine, work, placements, committer, reports, engines, clock, names, (observer,))
+        health = GpuHealth(identity.devices, self._log)
+        host = WorkerHost(
+            machine, work, placements, committer, reports, engines, clock, names, (observer,), health.changes
+        )
+        health.start()
         try:
             host.run_turn()
             calm_garbage_collector()
@@ -179,6 +184,7 @@ class WorkerProcess:
             observer.tell_counts()
             reports.flush(FLUSH_MS)
         finally:
+            health.close()
             engines.close()
         committer.close(FLUSH_MS / 1000)
         for client in (work, placements, writer, reports):

@@ -126,6 +126,8 @@ def _new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
     model.rules = accepted.rules
     redeclare(model, accepted.scaling, accepted.replicas_wanted)
     model.width = max(accepted.width, model.width)
+    model.sla_missed = ()  # what was learnt about another version does not hold
+    model.sla_streak = {}
     model.failures = 0
     model.retry_at_ms = 0
     model.failed_on = ()

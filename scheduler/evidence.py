@@ -11,6 +11,8 @@ from sie_stream.control import (
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     PartitionReleased,
     ReplicaAnswered,
@@ -53,6 +55,8 @@ def asked_by(record: ClusterRecord) -> str:
             | WorkerHeartbeat()
             | WorkerLoad()
             | WorkerLeft()
+            | DeviceLost()
+            | DeviceBack()
             | ReplicaReady()
             | ReplicaAnswered()
             | ReplicaFailed()

@@ -20,6 +20,7 @@ from scheduler.declarations import (
     topic_ensured,
     topic_failed,
 )
+from scheduler.devices import device_back, device_lost
 from scheduler.elastic import scale_models, worker_load
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
@@ -32,6 +33,8 @@ from scheduler.membership import (
     worker_joined,
     worker_left,
 )
+from scheduler.rebalance import note_load, rebalance, want_rebalance
+from scheduler.replanning import advance_plan
 from scheduler.replicas import (
     give_up_waiting,
     partition_released,
@@ -47,6 +50,8 @@ from sie_stream.control import (
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     FoldSettings,
     PartitionReleased,
@@ -95,7 +100,9 @@ class SchedulerMachine:
         step = Step(state, self.settings_in_force, record_offset, record)
         dispatch(step, record)
         if step.dirty or step.capacity_freed:
-            converge(step)
+            while step.dirty or step.capacity_freed:
+                converge(step)
+                advance_plan(step)
             say_drained(step)
         return step.commands()
 
@@ -116,6 +123,7 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case WorkerHeartbeat():
             worker_heard(step, record)
         case WorkerLoad():
+            note_load(step, record)
             worker_load(step, record)
         case Tick():
             tick(step, record)
@@ -141,16 +149,23 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             drain_worker(step, record)
         case UncordonWorker():
             uncordon_worker(step, record)
+            want_rebalance(step)
         case UndoDecision():
             undo_decision(step, record)
         case WorkerJoined():
             worker_joined(step, record)
+            want_rebalance(step)
         case WorkerExited():
             worker_exited(step, record)
         case WorkerLeft():
             worker_left(step, record)
         case WorkerFenced():
             worker_fenced(step, record)
+        case DeviceLost():
+            device_lost(step, record)
+        case DeviceBack():
+            device_back(step, record)
+            want_rebalance(step)
         case SchedulerElected():
             elected(step, record)
         case _:
@@ -189,6 +204,8 @@ def tick(step: Step, record: Tick) -> None:
                 ask_topic_again(step, model)
     check_workers(step)
     scale_models(step)
+    rebalance(step)
+    advance_plan(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)
 

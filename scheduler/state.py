@@ -15,11 +15,12 @@ from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
+from scheduler.plans import PlanUnderWay
 from scheduler.rules import PlacementRules
 from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 NEVER_MS = 1 << 62
@@ -35,6 +36,22 @@ class Cordon(Struct, frozen=True):
     phase: Literal["cordoned", "draining", "drained"]
     since_ms: int
     actor: str
+
+
+class LostDevice(Struct, frozen=True):
+    """A device that its worker reported gone (see devices.py)."""
+
+    cause: str
+    since_ms: int
+    offset: int
+    """Of its DeviceLost."""
+
+
+class LostAt(Struct, frozen=True):
+    """The record that took a serving place from a model."""
+
+    offset: int
+    kind: str
 
 
 class WorkerState(Struct):
@@ -69,6 +86,15 @@ class WorkerState(Struct):
     """Offset of its WorkerJoined."""
     heard_offset: int = -1
     """Offset of its last heartbeat; -1: none yet."""
+    lost_devices: dict[str, LostDevice] = {}
+    """By device. Of this incarnation: the next one reports anew what it has."""
+
+
+class WorkerUse(Struct, frozen=True):
+    """How busy a worker last said its engines were."""
+
+    at_ms: int
+    busy_percent: int
 
 
 class ReplicaState(Struct):
@@ -85,7 +111,9 @@ class ReplicaState(Struct):
     leaving: bool = False
     """It serves until its replacement does."""
     leaving_for: str = ""
-    """The decision, an undo, that wants it gone; empty: another reason."""
+    """The decision, an undo or a plan, that wants it gone; empty: another reason."""
+    planned: bool = False
+    """That decision is a plan."""
 
     @property
     def key(self) -> ReplicaKey:
@@ -158,6 +186,8 @@ class ModelState(Struct):
     """Why the last attempt to place a replica found no room; said once, and again when it changes."""
     lost_workers: tuple[str, ...] = ()
     """Workers that held a ready replica and were lost; preferred when they come back."""
+    lost_at: LostAt | None = None
+    """Why its newest missing replica is missing, when a worker or a device was lost with it."""
     wait_until_ms: int = 0
     """A model that still serves waits this long for a lost worker to come back, before a replica goes elsewhere."""
     try_at_ms: int = NEVER_MS
@@ -172,6 +202,10 @@ class ModelState(Struct):
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    sla_missed: tuple[str, ...] = ()
+    """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
+    sla_streak: dict[str, int] = {}
+    """By kind: reports in a row above the SLA; below 0: well below it."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
     journal: tuple[PlacementChange, ...] = ()
@@ -220,6 +254,17 @@ class ClusterState(Struct):
     now_ms: int = 0
     """Timestamp of the last record; never steps back."""
     leader: str = ""
+    plan: PlanUnderWay | None = None
+    """Moves under way, one plan at a time (see replanning.py)."""
+    plan_after_ms: int = 0
+    """No plan that makes room is looked for before this."""
+    rebalance_due_ms: int = NEVER_MS
+    rebalanced_ms: int = 0
+    """When a rebalance was looked for last."""
+    uses: dict[str, WorkerUse] = field(default_factory=dict)
+    """By worker."""
+    plan_failures: int = 0
+    """Plans given up since the last that ended."""
     settings: FoldSettings | None = None
     """Of the leader that was elected last; they hold for whoever folds. None: it did not say."""
     leader_is_new: bool = False

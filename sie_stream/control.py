@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
 from sie_stream.decisions import Decision
+from sie_stream.device_facts import DeviceBack, DeviceLost
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
@@ -179,6 +180,7 @@ class FoldSettings(Struct, frozen=True):
     fence_timeout_ms: int
     load_timeout_ms: int
     placement_packing: Literal["spread", "binpack"] = "spread"
+    rebalance_policy: Literal["never", "idle", "always"] = "never"
 
 
 class SchedulerElected(Struct, frozen=True, tag=True):
@@ -210,6 +212,8 @@ ClusterRecord = (
     | WorkerExited
     | WorkerLeft
     | WorkerFenced
+    | DeviceLost
+    | DeviceBack
     | ReplicaReady
     | ReplicaAnswered
     | ReplicaFailed

@@ -53,7 +53,9 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     workers: int = 3
     memory_mb: int = 1_000
-    """Of each worker; a replica takes 100 to workload.memory_mb."""
+    """Of each device; a replica takes 100 to workload.memory_mb."""
+    devices: int = 1
+    """Of each worker."""
     ingress: int = 2
     egress: int = 1
     schedulers: int = 1
@@ -148,6 +150,13 @@ class SlowEngine(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     factor: float
 
 
+class LoseDevice(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lose_device"):
+    """The first device of a worker is gone for a while; the worker lives and says so."""
+
+    every_ms: Span
+    for_ms: Span
+
+
 class KillEngine(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="kill_engine"):
     every_ms: Span
 
@@ -185,6 +194,7 @@ Fault = (
     | SlowCalls
     | Hold
     | SlowEngine
+    | LoseDevice
     | KillEngine
     | NewVersion
     | Delete
@@ -205,7 +215,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     """After this no faults."""
     drain_ms_max: int = 30_000
     """Then everything must end within this time."""
-    settings: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, int | str] = field(default_factory=dict)
 
 
 def parse_scenario(text: str, name: str) -> Scenario:
