@@ -112,7 +112,8 @@ def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted
     state.outcomes.answered(Turn(batch, event.inference_ms, state.now_ms), answers, state.output)
     items = [item for item, _ in answers]
     latency_ms = state.now_ms - items[0].work.requested_at_ms
-    state.meter.answered(batch.replica.key.model, len(items), event.inference_ms, latency_ms)
+    key = batch.replica.key
+    state.meter.answered(key.model, key.device, len(items), event.inference_ms, latency_ms)
     for partition, run in runs_of(items):
         partition.running -= len(run)
     finish(state, items)

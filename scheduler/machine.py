@@ -20,7 +20,7 @@ from scheduler.declarations import (
     topic_ensured,
     topic_failed,
 )
-from scheduler.elastic import scale_models, worker_load
+from scheduler.elastic import look_at_loads, work_waiting, worker_load
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -59,6 +59,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
     WorkerLoad,
+    WorkWaiting,
 )
 from sie_stream.settings import Settings
 
@@ -113,6 +114,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             replica_ready(step, record)
         case ReplicaFailed():
             replica_failed(step, record)
+        case WorkWaiting():
+            work_waiting(step, record)
         case TopicEnsured():
             topic_ensured(step, record)
         case TopicFailed():
@@ -174,7 +177,7 @@ def tick(step: Step, record: Tick) -> None:
             if model.topic_due_ms != NEVER_MS:
                 ask_topic_again(step, model)
     check_workers(step)
-    scale_models(step)
+    look_at_loads(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)
 

@@ -16,10 +16,12 @@ from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.rules import PlacementRules
+from scheduler.traffic import TrafficState
+from scheduler.yielding import YieldState
 from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 NEVER_MS = 1 << 62
@@ -69,6 +71,10 @@ class WorkerState(Struct):
     """Offset of its WorkerJoined."""
     heard_offset: int = -1
     """Offset of its last heartbeat; -1: none yet."""
+    busy_bp: dict[str, int] = {}
+    """By device, as of its newest WorkerLoad."""
+    load_ms: int = 0
+    """When that came."""
 
 
 class ReplicaState(Struct):
@@ -99,7 +105,8 @@ class LoadTally(Struct, frozen=True):
     arrivals: int = 0
     completions: int = 0
     busy_ms: int = 0
-    p99_ms: int | None = None
+    p99_ms: dict[str, int] = {}
+    """By worker, the largest it reported."""
     waiting: dict[str, int] = {}
     """By worker, as of its newest report."""
     running: dict[str, int] = {}
@@ -168,10 +175,18 @@ class ModelState(Struct):
     applied_offset: int = -1
     """Offset of the ApplyModel that was accepted last."""
     rules: PlacementRules = PlacementRules()
+    pool: str = ""
+    """Where it is kept, on top of its declaration, because it gave way or comes back from that; empty: nowhere."""
     scaling: ScalePolicy | None = None
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    traffic: TrafficState | None = None
+    """Which part of its keys each of its workers gets; None: it has one, or cannot be directed."""
+    directed_ms: int = 0
+    """When the shares of its route last changed."""
+    needed: int = 0
+    """Replicas that its load needs, whatever is allowed; 0: not known yet."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
     journal: tuple[PlacementChange, ...] = ()
@@ -237,6 +252,10 @@ class ClusterState(Struct):
     """The same for models."""
     scale_due_ms: int = 0
     """When loads are looked at again."""
+    yielded: YieldState = YieldState()
+    """Which models gave way to others."""
+    relief_unmet: bool = False
+    """A pool is too full and nobody can give way; said once."""
     facts_ignored: int = 0
     """Facts of incarnations that are unknown, replaced, fenced or lost, or that answer something of the past."""
 

@@ -72,6 +72,14 @@ class ModelLoad(Struct, frozen=True):
     """From the request's timestamp to its result; None when none was completed."""
 
 
+class DeviceLoad(Struct, frozen=True):
+    """How much of a device's time its engines were busy with batches, whichever model's."""
+
+    device: str
+    busy_bp: int
+    """0 to 10,000."""
+
+
 class WorkerLoad(Struct, frozen=True, tag=True):
     """What a worker's models had to do in the last `window_ms`; those that had nothing are left out."""
 
@@ -79,6 +87,19 @@ class WorkerLoad(Struct, frozen=True, tag=True):
     incarnation: str
     window_ms: int
     models: tuple[ModelLoad, ...]
+    devices: tuple[DeviceLoad, ...] = ()
+    """Devices that did nothing are left out."""
+
+
+class WorkWaiting(Struct, frozen=True, tag=True):
+    """An ingress found requests in the topic of a model that sleeps. Repeated as long as it is found asleep."""
+
+    model: str
+    route_epoch: int
+    """Of the row that says so."""
+    waiting: int
+    """At least so many."""
+    reporter: str = ""
 
 
 class WorkerExited(Struct, frozen=True, tag=True):
@@ -193,6 +214,7 @@ ClusterRecord = (
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerLoad
+    | WorkWaiting
     | WorkerExited
     | WorkerLeft
     | WorkerFenced
@@ -296,7 +318,7 @@ class InstanceRow(Struct, frozen=True):
     instance: str
     model: str
     version: str
-    status: Literal["pending", "loading", "ready", "degraded", "deleting"]
+    status: Literal["pending", "loading", "ready", "degraded", "asleep", "deleting"]
     replicas: tuple[ReplicaRow, ...]
     message: str
     timings_ms: dict[str, int]
@@ -343,6 +365,10 @@ class RouteRow(Struct, frozen=True):
     output_serializer: str = "avro"
     output_schema: Raw = Raw(b"{}")
     fusion: Literal["fused", "pooled"] = "fused"
+    shares: tuple[int, ...] = ()
+    """By bucket, its part of the keys out of 10,000; empty: all the same."""
+    asleep: bool = False
+    """No replica reads its topic; whoever finds work there says WorkWaiting."""
 
 
 class ReplicaPlacement(Struct, frozen=True):

@@ -159,6 +159,7 @@ class World:
             make_reader=self.log.reader,
             make_group_reader=lambda group: self.log.group_reader(group, f"member-{name}"),
             writer=self.log.transactional_writer(f"sie.test.{name}"),
+            make_plain_writer=self.log.plain_writer,
             clock=self.log.clock,
         )
 
