@@ -29,6 +29,8 @@ from scheduler.traffic import (
     direct,
 )
 
+REQUESTS_MIN = 20
+"""Fewer in one round say more about chance than about workers."""
 LOAD_STALE_MS = 10_000
 """A worker that reported nothing for so long has nothing to do."""
 
@@ -40,7 +42,7 @@ def direct_traffic(step: Step, model: ModelState, tally: LoadTally, every_ms: in
         model.traffic = None
         return
     buckets = _buckets(model, route.width)
-    if len(buckets) < 2 or not (tally.arrivals or sum(tally.waiting.values())):
+    if len(buckets) < 2 or tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN:
         return
     reports = [_report(step.state, model, tally, worker) for worker in buckets]
     before = _members(model.traffic, buckets, step.now_ms - every_ms)

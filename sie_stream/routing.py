@@ -84,7 +84,8 @@ def spill_of(shares: Sequence[int], width: int) -> Spill | None:
     A bucket above an even share takes what others give, in proportion to what it has above. So a key is either at home
     or with a taker, and while one share falls only the keys move that it gives away.
     """
-    if len(shares) != width or min(shares) < 0 or sum(shares) != SHARES or max(shares) - min(shares) <= 1:
+    fit = len(shares) == width and sum(shares) == SHARES and min(shares) >= 0
+    if not fit or max(shares) - min(shares) <= 1:
         return None
     above = [(share * width - SHARES, bucket) for bucket, share in enumerate(shares) if share * width > SHARES]
     return Spill(

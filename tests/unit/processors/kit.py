@@ -149,6 +149,9 @@ class World:
             [LogWrite(NAMES.routes, codec.encode_row(row), row.model.encode()) for row in rows]
         )
 
+    def unpublish(self, model: str) -> None:
+        self.log.plain_writer().write([LogWrite(NAMES.routes, None, model.encode())])
+
     def ingress(self, name: str = "0") -> IngressHost:
         host = IngressHost(self.settings, self.ports(name), Encoders(), self)
         host.start()
