@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sie_stream.control import DeviceLoad, ModelLoad
+from sie_stream.loads import DeviceLoad, ModelLoad
 
 EVERY_MS = 2_000.0
 FULL_BP = 10_000

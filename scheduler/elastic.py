@@ -16,7 +16,8 @@ from scheduler.relief import give_way, lacks_guarantee
 from scheduler.sleep import sleeps, want_replicas
 from scheduler.state import ClusterState, LoadTally, ModelState
 from scheduler.step import Step
-from sie_stream.control import ModelLoad, WorkerLoad, WorkWaiting
+from sie_stream.control import WorkerLoad, WorkWaiting
+from sie_stream.loads import ModelLoad
 
 EVERY_MS = 5_000
 COLD_START_MS = 5_000

@@ -14,15 +14,8 @@ from heapq import heappop, heappush
 from msgspec import structs
 
 from scheduler.state import ReplicaState
-from sie_stream.control import (
-    DeviceLoad,
-    ModelLoad,
-    ReplicaReady,
-    Tick,
-    WorkerHeartbeat,
-    WorkerLoad,
-    WorkWaiting,
-)
+from sie_stream.control import ReplicaReady, Tick, WorkerHeartbeat, WorkerLoad, WorkWaiting
+from sie_stream.loads import DeviceLoad, ModelLoad
 from sie_stream.settings import settings_from
 from sie_stream.spec.model import Tag
 from tests.unit.scheduler.kit import Cluster, joined, spec_json

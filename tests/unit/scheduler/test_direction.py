@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from scheduler.traffic import RELIEF_MS, SHARES
-from sie_stream.control import DeviceLoad, ModelLoad, RouteRow, WorkerLoad
+from sie_stream.control import RouteRow, WorkerLoad
+from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"), ("w2", "c"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from sie_stream.control import InstanceRow, ModelLoad, WorkerJoined, WorkerLoad
+from sie_stream.control import InstanceRow, WorkerJoined, WorkerLoad
 from sie_stream.ids import instance_id
+from sie_stream.loads import ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, kinds, spec_json
 
 PREMIUM = {"pool": "premium", "cost": "900"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sie_stream.control import DeleteModel, InstanceRow, ModelLoad, RouteRow, WorkerLoad, WorkWaiting
+from sie_stream.control import DeleteModel, InstanceRow, RouteRow, WorkerLoad, WorkWaiting
+from sie_stream.loads import ModelLoad
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, joined, kinds, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))

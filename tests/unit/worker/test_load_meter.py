@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpu_worker.load_meter import EVERY_MS, LATENCIES_MAX, LoadMeter
 from gpu_worker.sim.engine import EngineScript
-from sie_stream.control import DeviceLoad, ModelLoad, WorkerLoad
+from sie_stream.control import WorkerLoad
+from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.worker.rig import World, serving, work_item
 
 
