@@ -208,9 +208,9 @@ class WorkerMachine:
             return
         running = {model: sum(p.running for p in places.values()) for model, places in state.by_model.items()}
         waiting = {model: count - running.get(model, 0) for model, count in state.open_by_model.items() if count}
-        window_ms, loads = state.meter.take(state.at_ms, waiting, running)
+        window_ms, loads, devices = state.meter.take(state.at_ms, waiting, running)
         if loads:
-            state.reports.append(WorkerLoad(identity.worker, identity.incarnation, window_ms, loads))
+            state.reports.append(WorkerLoad(identity.worker, identity.incarnation, window_ms, loads, devices))
 
     def _sweep_expired(self) -> None:
         state = self.state

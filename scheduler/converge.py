@@ -232,6 +232,8 @@ def _settle(step: Step, model: ModelState) -> None:
     if serving and serving[0].generation == model.generation:
         _drain_older(step, model)
         drain_leaving(step, model, serving)
+    elif not model.replicas_wanted:
+        drain_leaving(step, model, ())
     _publish_route(step, model)
     if model.partitions:
         moves = share_out(model.partitions, len(model.partitions) // model.route.lanes, [r.key for r in serving])
@@ -309,7 +311,9 @@ def _publish_route(step: Step, model: ModelState) -> None:
         unchanged = model.routed_generation == model.generation and route.width == width
         if unchanged or older_in_charge:
             return
-    model.published_route = structs.replace(model.route, route_epoch=step.offset, width=width)
+    model.published_route = structs.replace(
+        model.route, route_epoch=step.offset, width=width, asleep=not model.replicas_wanted
+    )
     model.routed_generation = model.generation
     step.decide(
         "route_published",

@@ -199,6 +199,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
         step.decide("delete_ignored", record.model, why, chosen={"actor": record.actor})
         return
     model.status = "deleting"
+    model.replicas_wanted = max(1, model.replicas_wanted)  # one that sleeps may have work that nobody has seen yet
     model.delete_at_ms = step.now_ms + DELETE_LINGER_MS
     model.published_route = None
     model.routed_generation = 0

@@ -30,6 +30,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
     WorkerLoad,
+    WorkWaiting,
 )
 from sie_stream.decisions import MemoryChange, Move
 
@@ -63,6 +64,8 @@ def asked_by(record: ClusterRecord) -> str:
             | PartitionReleased()
         ):
             return f"{record.worker}/{record.incarnation}"
+        case WorkWaiting():
+            return record.reporter or "an ingress"
         case SchedulerElected():
             return f"scheduler {record.scheduler}"
         case Tick():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.rules import POOL_LABEL
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
 
@@ -25,11 +26,12 @@ def drain_leaving(step: Step, model: ModelState, serving: Sequence[ReplicaState]
     for replica in model.replicas:
         if replica.leaving and replica.state == "ready" and replica not in serving:
             replica.state = "draining"
-            others = ", ".join(other.worker for other in serving) or "nobody"
+            others = ", ".join(other.worker for other in serving)
+            why = f"{others} can serve without it" if others else "it has nothing to do"
             step.decide(
                 "replica_draining",
                 model.model,
-                f"{leaves_because(step.state, model, replica)}, and {others} can serve without it.",
+                f"{leaves_because(step.state, model, replica)}, and {why}.",
                 chosen={"worker": replica.worker, "device": replica.device, "memory_bytes": replica.memory_bytes},
                 do_nothing="It would keep its memory, and its worker could not be stopped without interrupting it.",
             )
@@ -40,6 +42,9 @@ def leaves_because(state: ClusterState, model: ModelState, replica: ReplicaState
     """The beginning of a sentence."""
     if replica.leaving_for:
         return f"{replica.leaving_for} {'moves it' if replica.planned else 'puts it back where it was'}"
+    worker = state.workers.get(replica.worker)
+    if model.pool and worker is not None and worker.labels.get(POOL_LABEL) != model.pool:
+        return f"{model.model} moves to the pool {model.pool}"
     if replica.worker in state.cordons:
         return f"{replica.worker} is being drained"
     return f"{model.replicas_wanted} replicas are wanted"

@@ -21,7 +21,7 @@ from scheduler.declarations import (
     topic_failed,
 )
 from scheduler.devices import device_back, device_lost
-from scheduler.elastic import scale_models, worker_load
+from scheduler.elastic import look_at_loads, work_waiting, worker_load
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -33,7 +33,7 @@ from scheduler.membership import (
     worker_joined,
     worker_left,
 )
-from scheduler.rebalance import note_load, rebalance, want_rebalance
+from scheduler.rebalance import note_latencies, rebalance, want_rebalance
 from scheduler.replanning import advance_plan
 from scheduler.replicas import (
     give_up_waiting,
@@ -71,6 +71,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
     WorkerLoad,
+    WorkWaiting,
 )
 from sie_stream.settings import Settings
 
@@ -123,7 +124,7 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case WorkerHeartbeat():
             worker_heard(step, record)
         case WorkerLoad():
-            note_load(step, record)
+            note_latencies(step, record)
             worker_load(step, record)
         case Tick():
             tick(step, record)
@@ -135,6 +136,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             replica_answered(step, record)
         case ReplicaFailed():
             replica_failed(step, record)
+        case WorkWaiting():
+            work_waiting(step, record)
         case TopicEnsured():
             topic_ensured(step, record)
         case TopicFailed():
@@ -203,7 +206,7 @@ def tick(step: Step, record: Tick) -> None:
             if model.topic_due_ms != NEVER_MS:
                 ask_topic_again(step, model)
     check_workers(step)
-    scale_models(step)
+    look_at_loads(step)
     rebalance(step)
     advance_plan(step)
     if step.now_ms >= state.models_due_ms:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from scheduler.move_plans import plan_order
 from scheduler.offers import placement_problem
 from scheduler.replanning import begin_plan
-from scheduler.state import NEVER_MS, ClusterState, ModelState, WorkerUse
+from scheduler.state import NEVER_MS, ClusterState, ModelState
 from scheduler.step import Step
-from sie_stream.control import ModelLoad, WorkerLoad
+from sie_stream.loads import ModelLoad, WorkerLoad
 
 CALM_MS = 10_000
 """From what happened to the look: a returning fleet returns worker by worker."""
@@ -68,30 +68,23 @@ def _is_moving(state: ClusterState) -> bool:
 
 
 def _is_idle(state: ClusterState) -> bool:
-    live = [worker.worker for worker in state.workers.values() if worker.status == "live"]
-    busy = 0
-    for name in live:
-        use = state.uses.get(name)
-        if use is not None and state.now_ms - use.at_ms <= USE_FRESH_MS:
-            busy += use.busy_percent
-    return busy <= IDLE_PERCENT * max(1, len(live))
+    live = [worker for worker in state.workers.values() if worker.status == "live"]
+    fresh = [worker for worker in live if state.now_ms - worker.load_ms <= USE_FRESH_MS]
+    busy_bp = sum(max(worker.busy_bp.values(), default=0) for worker in fresh)
+    return busy_bp <= 100 * IDLE_PERCENT * max(1, len(live))
 
 
 # ---------------------------------------------------------------- what workers report
 
 
-def note_load(step: Step, record: WorkerLoad) -> None:
-    """How busy the worker is, and whether its models meet their SLA on the kind of device they are on there.
+def note_latencies(step: Step, record: WorkerLoad) -> None:
+    """Whether models meet their SLA on the kind of device they are on there.
 
     What makes no sense is left out: others write to the log, too.
     """
     state = step.state
     if not state.live(record.worker, record.incarnation) or not 0 < record.window_ms <= USE_FRESH_MS * 1_000:
         return
-    busy_ms = sum(min(max(0, load.busy_ms), record.window_ms) for load in record.models)
-    state.uses[record.worker] = WorkerUse(step.now_ms, min(100, busy_ms * 100 // record.window_ms))
-    for name in [name for name in state.uses if name not in state.workers]:
-        del state.uses[name]
     for load in record.models:
         model = state.models.get(load.model)
         if model is not None and _note_latency(state, model, record.worker, load):

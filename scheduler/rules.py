@@ -7,6 +7,9 @@ from msgspec import Struct
 from scheduler.solver.model import Toleration
 from sie_stream.spec import ModelSpec
 
+POOL_LABEL = "pool"
+"""Worker label that says which devices models compete for (see relief.py)."""
+
 
 class PlacementRules(Struct, frozen=True):
     tier: str = ""

@@ -17,6 +17,8 @@ from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.plans import PlanUnderWay
 from scheduler.rules import PlacementRules
+from scheduler.traffic import TrafficState
+from scheduler.yielding import YieldState
 from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
@@ -88,13 +90,10 @@ class WorkerState(Struct):
     """Offset of its last heartbeat; -1: none yet."""
     lost_devices: dict[str, LostDevice] = {}
     """By device. Of this incarnation: the next one reports anew what it has."""
-
-
-class WorkerUse(Struct, frozen=True):
-    """How busy a worker last said its engines were."""
-
-    at_ms: int
-    busy_percent: int
+    busy_bp: dict[str, int] = {}
+    """By device, as of its newest WorkerLoad."""
+    load_ms: int = 0
+    """When that came."""
 
 
 class ReplicaState(Struct):
@@ -127,7 +126,8 @@ class LoadTally(Struct, frozen=True):
     arrivals: int = 0
     completions: int = 0
     busy_ms: int = 0
-    p99_ms: int | None = None
+    p99_ms: dict[str, int] = {}
+    """By worker, the largest it reported."""
     waiting: dict[str, int] = {}
     """By worker, as of its newest report."""
     running: dict[str, int] = {}
@@ -198,6 +198,8 @@ class ModelState(Struct):
     applied_offset: int = -1
     """Offset of the ApplyModel that was accepted last."""
     rules: PlacementRules = PlacementRules()
+    pool: str = ""
+    """Where it is kept, on top of its declaration, because it gave way or comes back from that; empty: nowhere."""
     scaling: ScalePolicy | None = None
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
@@ -206,6 +208,12 @@ class ModelState(Struct):
     """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
     sla_streak: dict[str, int] = {}
     """By kind: reports in a row above the SLA; below 0: well below it."""
+    traffic: TrafficState | None = None
+    """Which part of its keys each of its workers gets; None: it has one, or cannot be directed."""
+    directed_ms: int = 0
+    """When the shares of its route last changed."""
+    needed: int = 0
+    """Replicas that its load needs, whatever is allowed; 0: not known yet."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
     journal: tuple[PlacementChange, ...] = ()
@@ -261,7 +269,6 @@ class ClusterState(Struct):
     rebalance_due_ms: int = NEVER_MS
     rebalanced_ms: int = 0
     """When a rebalance was looked for last."""
-    uses: dict[str, WorkerUse] = field(default_factory=dict)
     """By worker."""
     plan_failures: int = 0
     """Plans given up since the last that ended."""
@@ -282,6 +289,10 @@ class ClusterState(Struct):
     """The same for models."""
     scale_due_ms: int = 0
     """When loads are looked at again."""
+    yielded: YieldState = YieldState()
+    """Which models gave way to others."""
+    relief_unmet: bool = False
+    """A pool is too full and nobody can give way; said once."""
     facts_ignored: int = 0
     """Facts of incarnations that are unknown, replaced, fenced or lost, or that answer something of the past."""
 

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
 from sie_stream.decisions import Decision
 from sie_stream.device_facts import DeviceBack, DeviceLost
+from sie_stream.loads import WorkerLoad, WorkWaiting
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
@@ -56,30 +57,6 @@ class WorkerJoined(Struct, frozen=True, tag=True):
 class WorkerHeartbeat(Struct, frozen=True, tag=True):
     worker: str
     incarnation: str
-
-
-class ModelLoad(Struct, frozen=True):
-    """What one model had to do on one worker."""
-
-    model: str
-    arrivals: int
-    completions: int
-    waiting: int
-    """Admitted, not yet with an engine."""
-    running: int
-    busy_ms: int
-    """Engine time of the completed batches."""
-    p99_ms: int | None
-    """From the request's timestamp to its result; None when none was completed."""
-
-
-class WorkerLoad(Struct, frozen=True, tag=True):
-    """What a worker's models had to do in the last `window_ms`; those that had nothing are left out."""
-
-    worker: str
-    incarnation: str
-    window_ms: int
-    models: tuple[ModelLoad, ...]
 
 
 class WorkerExited(Struct, frozen=True, tag=True):
@@ -209,6 +186,7 @@ ClusterRecord = (
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerLoad
+    | WorkWaiting
     | WorkerExited
     | WorkerLeft
     | WorkerFenced
@@ -315,7 +293,7 @@ class InstanceRow(Struct, frozen=True):
     instance: str
     model: str
     version: str
-    status: Literal["pending", "loading", "ready", "degraded", "deleting"]
+    status: Literal["pending", "loading", "ready", "degraded", "asleep", "deleting"]
     replicas: tuple[ReplicaRow, ...]
     message: str
     timings_ms: dict[str, int]
@@ -362,6 +340,10 @@ class RouteRow(Struct, frozen=True):
     output_serializer: str = "avro"
     output_schema: Raw = Raw(b"{}")
     fusion: Literal["fused", "pooled"] = "fused"
+    shares: tuple[int, ...] = ()
+    """By bucket, its part of the keys out of 10,000; empty: all the same."""
+    asleep: bool = False
+    """No replica reads its topic; whoever finds work there says WorkWaiting."""
 
 
 class ReplicaPlacement(Struct, frozen=True):

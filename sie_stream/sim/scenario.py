@@ -23,11 +23,16 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 
     requests: int = 100
     over_ms: int = 4_000
+    waves: int = 1
+    """The requests come in so many waves of `over_ms`, one every `wave_every_ms`, with nothing in between."""
+    wave_every_ms: int = 0
     models: int = 3
     memory_mb: int = 300
     """Most memory of a model."""
     replicas: int = 3
     """Most replicas that a model asks for at least."""
+    sleepy: float = 0.0
+    """Share of the models that may have none when they are idle."""
     bursts: float = 0.6
     """Part that comes in bursts, so that batches fill and finish out of order."""
     keys: int = 12

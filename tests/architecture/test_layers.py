@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ids", frozenset({"ids", "deadline"})),
     (
         "records and errors",
-        frozenset({"errors", "records", "commands", "control", "decisions", "device_facts", "problems"}),
+        frozenset({"errors", "records", "commands", "control", "decisions", "device_facts", "loads", "problems"}),
     ),
     ("decisions", frozenset()),
     ("ports and loop", frozenset({"ports", "loop"})),

@@ -69,7 +69,7 @@ def test_all_seeds() -> None:
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
             *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
             *("device_lost", "device_back", "plan_started", "replica_moving", "plan_ended"),
-            *("snapshot", "metadata", "copy", "dead_letter"),
+            *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
         }
 
 
@@ -121,6 +121,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "poison",
         "rebalance_storm",
         "scheduler_kills",
+        "sleepers",
         "slow_engine",
         "tight_memory",
         "twins",

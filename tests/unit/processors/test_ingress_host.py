@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from processors.ingress.host import IngressHost
 from schemas.registry_table import Registration, registration_write
@@ -141,16 +142,12 @@ def test_refused_transactions_lose_and_repeat_nothing(refused: set[int], batch: 
     inner = ports.writer
     assert isinstance(inner, SimTransactionalWriter)
     writer = RefusingWriter(inner, sorted(refused), TransactionAborted("the test says so"))
-    host = IngressHost(world.settings, type(ports)(**{**_fields(ports), "writer": writer}), Encoders(), world)
+    host = IngressHost(world.settings, structs.replace(ports, writer=writer), Encoders(), world)
     host.start()
     for number in range(6):
         world.send(body(request_id=f"r{number}"), body(request_id=f"r{number}"), key=str(number).encode())
     world.run(host, turns=60)
     assert ids(world) == [f"r{number}" for number in range(6)]
-
-
-def _fields(ports: object) -> dict[str, object]:
-    return {name: getattr(ports, name) for name in ("make_reader", "make_group_reader", "writer", "clock")}
 
 
 def test_two_processes_share_the_partitions_and_one_takes_over() -> None:

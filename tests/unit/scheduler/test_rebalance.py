@@ -6,12 +6,14 @@ from typing import Literal
 
 import pytest
 
-from sie_stream.control import Device, ModelLoad, UncordonWorker, WorkerExited, WorkerJoined, WorkerLoad
+from sie_stream.control import Device, UncordonWorker, WorkerExited, WorkerJoined
+from sie_stream.loads import DeviceLoad, ModelLoad, WorkerLoad
 from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import MIB, Cluster, decisions, joined, kinds, spec_json
 
 Policy = Literal["never", "idle", "always"]
 BOTH = (("w0", "a"), ("w1", "c"))
+BUSY = (DeviceLoad("cpu0", 9_000),)
 
 
 def returned(policy: Policy) -> Cluster:
@@ -67,7 +69,7 @@ def test_replicas_go_back_once_and_calmly(policy: Policy) -> None:
 def test_idle_waits_until_the_pool_has_little_to_do() -> None:
     cluster = returned("idle")
     for _ in range(10):
-        cluster.append(WorkerLoad("w0", "a", 2_000, (ModelLoad("m0", 100, 100, 0, 0, 1_800, 5),)))
+        cluster.append(WorkerLoad("w0", "a", 2_000, (ModelLoad("m0", 100, 100, 0, 0, 1_800, 5),), BUSY))
         assert "plan_started" not in kinds(cluster.wait(2_000, BOTH))
     assert "plan_started" in kinds(cluster.wait(20_000, BOTH)), "its last report is too old to count"
 
@@ -137,4 +139,5 @@ def test_a_new_version_is_tried_on_the_cheap_device_again() -> None:
 def test_a_window_that_makes_no_sense_is_left_out(window_ms: int) -> None:
     cluster = mixed()
     cluster.append(WorkerLoad("w0", "a", window_ms, (ModelLoad("churn", 20, 20, 0, 0, 10**40, 10**40),)))
-    assert not cluster.machine.state.uses
+    assert cluster.model().sla_missed == ()
+    assert cluster.model().sla_streak == {}
