@@ -43,6 +43,8 @@ AROUND_MS = 60_000
 SLOW_SINCE = "10m"
 NEIGHBOURS_SHOWN = 5
 EXPORT_TIMEOUT_S = 10.0
+FETCH_WAIT_MS = 5
+"""Many short stretches are read one after another; each look-up of offsets waits for the fetch that is under way."""
 
 
 class ExportFailed(SieError):
@@ -90,7 +92,7 @@ def trace(
         raise ConfigError("--slow needs --model")
     times = _times(around, since, now_ms)
     connection = Connection.open(bootstrap_servers)
-    reader = connection.reader()
+    reader = connection.reader(fetch_wait_ms=FETCH_WAIT_MS)
     try:
         if slow:
             _show_slow(

@@ -10,7 +10,7 @@ from msgspec import Struct
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from processors.ingress.decode import Bound, remembered_id
-from schemas.codec import decode_result, decode_row
+from schemas.codec import decode_result, decode_row, decode_work
 from schemas.result_codec import RESULT_FRAME
 from schemas.wire import HEADER_BYTES, CodecError, read_span
 from sie_stream.cli.output import error_console
@@ -24,7 +24,7 @@ from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
 
 Place = tuple[TopicPartition, int]
-_DERIVED = re.compile(r"src:([a-zA-Z0-9._-]{1,249}):(\d{1,9}):(\d{1,18})", re.ASCII)
+_DERIVED = re.compile(r"src:([a-zA-Z0-9._-]{1,249}):(\d{1,9}):(\d{1,18})(?::mi-[0-9a-f]+)?", re.ASCII)
 NEWS_MAX = 50_000
 """More records than this to be indexed are worth a progress bar."""
 
@@ -54,6 +54,25 @@ class Routes:
         """Topics of this cluster that ingress reads."""
         return (self._names.requests, *sorted(self._bound))
 
+    def instances_of(self, topic: str) -> tuple[str, ...]:
+        """Models that answer a record of the topic, each for itself; of the common request topic one unnamed."""
+        if topic == self._names.requests:
+            return ("",)
+        return tuple(sorted(row.instance for row in self.by_model.values() if self._reads(row, topic)))
+
+    def groups(self) -> dict[tuple[str, str], str]:
+        """{(request topic, instance): the consumer group that ingress reads it with}."""
+        bound = {
+            (row.input_topic, row.instance): row.input_group or self._names.ingress_group
+            for row in self.by_model.values()
+            if self._reads(row, row.input_topic)
+        }
+        return {(self._names.requests, ""): self._names.ingress_group, **bound}
+
+    @staticmethod
+    def _reads(row: RouteRow, topic: str) -> bool:
+        return bool(topic) and row.input_topic == topic and not row.input_bootstrap
+
     def source_id(self, record: LogRecord) -> str:
         """The request id that a request record carries; empty: ingress names it after its place."""
         return remembered_id(record, self._bound.get(record.topic))
@@ -81,6 +100,14 @@ def result_id(record: LogRecord) -> str:
         return ""
 
 
+def work_id(record: LogRecord) -> str:
+    """Request id of a work record; empty for what is none."""
+    try:
+        return decode_work(record.value).request_id
+    except CodecError:
+        return ""
+
+
 def index_path(connection: Connection, cluster_id: str) -> Path:
     settings = connection.settings
     name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in cluster_id)
@@ -96,13 +123,13 @@ def by_index(index: RequestIndex, reader: LogReader, routes: Routes, results: st
         return result_id(record) if record.topic == results else routes.source_id(record)
 
     news = sum(span.end - span.start for span in spans.values())
-    with _progress() as progress:
-        task = progress.add_task("reading what is new into the index", total=news, visible=news > NEWS_MAX)
+    with _progress(quiet=news <= NEWS_MAX) as progress:
+        task = progress.add_task("reading what is new into the index", total=news)
         index.catch_up(reader, spans, ids_of, lambda count: progress.advance(task, count))
     return index.find(request_id)
 
 
-def _progress() -> Progress:
+def _progress(*, quiet: bool) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -110,6 +137,7 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         console=error_console,
         transient=True,
+        disable=quiet,
     )
 
 

@@ -17,6 +17,7 @@ from schemas.codec import (
     decode_work,
 )
 from schemas.wire import MAGIC, CodecError
+from sie_stream.auditing.requests import is_finished
 from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
 from sie_stream.control import PartitionPlacement, PlacementRow
 from sie_stream.decisions import Decision
@@ -24,7 +25,6 @@ from sie_stream.edge.connection import Connection
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
 from sie_stream.ids import TopicNames, TopicPartition
-from sie_stream.offsets import OffsetLedger
 from sie_stream.ports import LogReader
 from sie_stream.records import (
     TRACEPARENT_HEADER,
@@ -277,11 +277,6 @@ def _request(value: bytes | None) -> InferenceRequest | None:
         return decode_request(value)[0] if value[0] == MAGIC else request_decoder.decode(value)
     except (CodecError, ValueError, RecursionError):
         return None
-
-
-def is_finished(committed: CommittedOffset, offset: int) -> bool:
-    """Whether the ledger of the group says so: below the committed offset, or in its metadata."""
-    return offset < committed.offset or OffsetLedger.resume(committed).is_done(offset)
 
 
 def _at_most(spans: dict[TopicPartition, Span], records_max: int) -> dict[TopicPartition, Span]:

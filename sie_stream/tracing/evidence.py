@@ -83,7 +83,18 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 Stage = Literal[
-    "client", "ingress", "placement", "queue", "control", "worker", "engine", "egress", "result", "deadletter", "open"
+    "client",
+    "repeat",
+    "ingress",
+    "placement",
+    "queue",
+    "control",
+    "worker",
+    "engine",
+    "egress",
+    "result",
+    "deadletter",
+    "open",
 ]
 
 

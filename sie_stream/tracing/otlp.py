@@ -14,6 +14,8 @@ from sie_stream.tracing.traceparent import made_span_id, made_trace_id, parse_tr
 KIND_INTERNAL, KIND_SERVER, KIND_CONSUMER = 1, 2, 5
 STATUS_OK, STATUS_ERROR = 1, 2
 TIMED = ("ingress", "queue", "engine", "egress")
+BESIDE = ("placement", "control", "repeat")
+"""Not part of the request's own way."""
 ENDS_BADLY = ("rejected", "expired", "shed", "failed")
 
 
@@ -22,7 +24,7 @@ def spans_json(trace: Trace, release: str) -> dict[str, Any]:
     context = parse_traceparent(trace.traceparent)
     trace_id = context.trace_id if context is not None else made_trace_id(trace.request_id)
     root_id = made_span_id(trace.request_id, "request")
-    own = [step for step in trace.steps if step.stage not in ("placement", "control")]
+    own = [step for step in trace.steps if step.stage not in BESIDE]
     begun = min((step.at_ms for step in own), default=0)
     ended = max((step.at_ms for step in own), default=0)
     root: dict[str, Any] = {
@@ -33,7 +35,7 @@ def spans_json(trace: Trace, release: str) -> dict[str, Any]:
         "startTimeUnixNano": _nanos(begun),
         "endTimeUnixNano": _nanos(ended),
         "attributes": _attributes(trace),
-        "events": [_event(step) for step in trace.steps if step.stage in ("placement", "control", "deadletter")],
+        "events": [_event(step) for step in trace.steps if step.stage in (*BESIDE, "deadletter")],
         "status": _status(trace),
     }
     if context is not None:

@@ -105,7 +105,7 @@ class SlowStudy:
         return SlowReport(
             self._model,
             self.requests,
-            self._quantile(0.5),
+            min(self._quantile(0.5), slow[-1].total_ms) if slow else None,
             slow[-1].total_ms if slow else None,
             slow,
             (*self._shared(slow), *_in_batches(slow), *_at_decisions(slow, decisions)),
@@ -122,21 +122,19 @@ class SlowStudy:
                 ranked.append((-share * math.log(lift), trait, Trait(trait, count, share, of_all, lift)))
         return tuple(trait for *_, trait in sorted(ranked, key=lambda entry: entry[:2])[:TRAITS_MAX])
 
-    def _quantile(self, q: float) -> float | None:
+    def _quantile(self, q: float) -> float:
+        """To about 2 %."""
         left = q * self.requests
+        number = 0
         for number in sorted(self._totals):
             left -= self._totals[number]
             if left <= 0:
-                return _middle(number)
-        return None
+                break
+        return math.exp(number / 50)
 
 
 def _bin(total_ms: float) -> int:
     return round(math.log(max(total_ms, 0.01)) * 50)
-
-
-def _middle(number: int) -> float:
-    return math.exp(number / 50)
 
 
 def traits_of(result: Result) -> tuple[str, ...]:

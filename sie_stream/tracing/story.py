@@ -15,10 +15,9 @@ from sie_stream.control import WorkerHeartbeat, WorkerLoad
 from sie_stream.decisions import Decision, concerns
 from sie_stream.records import Result, Timings, WorkItem
 from sie_stream.tracing.control_steps import control_steps, placed_step, takeovers
-from sie_stream.tracing.evidence import ClusterFact, Evidence, Step, Trace
+from sie_stream.tracing.evidence import ClusterFact, Evidence, Source, Step, Trace
 
 LANE_NAMES = ("P0", "P1", "P2")
-UNANSWERED = ("open", "repeat", "unknown")
 
 
 class Opening(Struct, frozen=True):
@@ -33,7 +32,7 @@ def tell(evidence: Evidence) -> Trace:
     work, result = evidence.work, evidence.result
     opening = None if result is not None else _opening(evidence)
     chain = [*_asked(evidence), *_routed(evidence), *_ran(evidence), *_ended(evidence, opening)]
-    touched = control_steps(evidence, _started_ms(evidence))
+    touched = [*control_steps(evidence, _started_ms(evidence)), *_repeated(evidence)]
     before = [] if evidence.placed is None or result is None else [placed_step(evidence.placed)]
     steps = _in_order(chain, touched)
     state = result.status if result is not None else opening.state if opening is not None else "unknown"
@@ -74,21 +73,31 @@ def _traceparent(evidence: Evidence) -> str | None:
 
 
 def _asked(evidence: Evidence) -> Iterator[Step]:
-    for number, source in enumerate(evidence.sources):
-        request = source.request
-        said = f"request record, {source.size} bytes"
-        if request is not None:
-            said += f", for {request.model or request.instance or 'the bound model'}"
-            said += f", deadline {request.deadline_ms} ms" if request.deadline_ms else ""
-        if number and evidence.other_results:
-            said = f"sent again ({said}), and answered again: the first was no longer in the window of ingress"
-        elif number:
-            said = f"sent again ({said}); ingress drops a repeat within its window"
-        yield Step("client", source.at.timestamp_ms, said, where=str(source.at))
+    for source in evidence.sources[:1]:
+        yield Step("client", source.at.timestamp_ms, _request_words(source), where=str(source.at))
     if not evidence.sources and evidence.work is not None:
         work = evidence.work
         where = f"{work.source_topic}/{work.source_partition}@{work.source_offset}"
         yield Step("client", work.requested_at_ms, "request record (gone by retention)", where=where)
+
+
+def _repeated(evidence: Evidence) -> Iterator[Step]:
+    """Later records with the same id."""
+    meant = "ingress drops a repeat within its window"
+    if evidence.other_results:
+        meant = "answered again: the first was no longer in the window of ingress"
+    for source in evidence.sources[1:]:
+        said = f"sent again ({_request_words(source)}); {meant}"
+        yield Step("repeat", source.at.timestamp_ms, said, where=str(source.at))
+
+
+def _request_words(source: Source) -> str:
+    request = source.request
+    said = f"request record, {source.size} bytes"
+    if request is None:
+        return said
+    said += f", for {request.model or request.instance or 'the bound model'}"
+    return said + (f", deadline {request.deadline_ms} ms" if request.deadline_ms else "")
 
 
 def _routed(evidence: Evidence) -> Iterator[Step]:
