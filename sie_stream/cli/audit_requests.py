@@ -73,7 +73,8 @@ def verify(
     connection = Connection.open(bootstrap_servers)
     reader = connection.reader()
     try:
-        report = verified(connection, reader, asked)
+        routes = Routes(reader, connection.settings.topics)
+        report = verified(connection, reader, routes, cut_of(connection, reader, routes, asked))
     finally:
         reader.close()
     if output is OutputFormat.JSON:
@@ -84,17 +85,15 @@ def verify(
         raise typer.Exit(1)
 
 
-def verified(connection: Connection, reader: KafkaReader, asked: Range) -> RequestAudit:
+def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: Cut) -> RequestAudit:
     """Reads the request, work, output and result topics of the range, and all of sie.decisions."""
     names = connection.settings.topics
-    routes = Routes(reader, names)
-    cut = _cut(connection, reader, routes, asked)
     verifier = RequestVerifier(cut.streams, cut.works, _deeds(reader, names.decisions))
-    with _progress() as progress:
+    with progress_bars() as progress:
         _read_requests(reader, routes, cut, verifier, progress)
-        for record in _tracked(reader, _spans(cut.works), progress, "work items"):
-            verifier.work(_place(record), record.offset, work_id(record))
-        for record in _tracked(reader, cut.outputs, progress, "raw outputs"):
+        for record in tracked(reader, spans_of(cut.works), progress, "work items"):
+            verifier.work(place_of_record(record), record.offset, work_id(record))
+        for record in tracked(reader, cut.outputs, progress, "raw outputs"):
             try:
                 verifier.raw_output(decode_raw_output(record.value).result.request_id)
             except CodecError:
@@ -108,7 +107,7 @@ def verified(connection: Connection, reader: KafkaReader, asked: Range) -> Reque
 # ---------------------------------------------------------------- where to read
 
 
-def _cut(connection: Connection, reader: KafkaReader, routes: Routes, asked: Range) -> Cut:
+def cut_of(connection: Connection, reader: KafkaReader, routes: Routes, asked: Range) -> Cut:
     names = connection.settings.topics
     notes: list[str] = []
     places = [place for topic in routes.request_topics for place in partitions_of(reader, topic)]
@@ -177,7 +176,7 @@ def _complete_from_ms(reader: KafkaReader, places: list[TopicPartition], notes: 
     cut = {place: Span(begin, min(begin + 1_000, ends[place])) for place, begin in begins.items() if begin > 0}
     oldest: dict[TopicPartition, int] = {}
     for record in read_spans(reader, cut):
-        oldest.setdefault(_place(record), record.timestamp_ms)
+        oldest.setdefault(place_of_record(record), record.timestamp_ms)
     notes += [
         f"Results 0 to {span.start - 1} of {place.topic}/{place.partition} are gone." for place, span in cut.items()
     ]
@@ -213,18 +212,20 @@ def _read_requests(
 ) -> None:
     spans = {stream.place: Span(stretch.start, stretch.end) for stream, stretch in cut.streams.items()}
     instances = {topic: routes.instances_of(topic) for topic in routes.request_topics}
-    for record in _tracked(reader, spans, progress, "requests"):
+    for record in tracked(reader, spans, progress, "requests"):
         given = routes.source_id(record)
         made = derived_request_id(record.topic, record.partition, record.offset)
         for instance in instances[record.topic]:
             own = made if not instance else f"{made}:{instance}"
-            verifier.request(Stream(_place(record), instance), record.offset, record.timestamp_ms, given or own)
+            verifier.request(
+                Stream(place_of_record(record), instance), record.offset, record.timestamp_ms, given or own
+            )
 
 
 def _read_results(
     reader: KafkaReader, spans: dict[TopicPartition, Span], verifier: RequestVerifier, progress: Progress
 ) -> None:
-    for record in _tracked(reader, spans, progress, "results"):
+    for record in tracked(reader, spans, progress, "results"):
         where = f"{record.topic}/{record.partition}@{record.offset}"
         try:
             result = decode_result(record.value)
@@ -246,7 +247,7 @@ def _settle(reader: KafkaReader, cut: Cut, verifier: RequestVerifier, patience_s
         reached = ends
 
 
-def _tracked(
+def tracked(
     reader: KafkaReader, spans: dict[TopicPartition, Span], progress: Progress, what: str
 ) -> Iterator[LogRecord]:
     task = progress.add_task(what, total=sum(max(0, span.end - span.start) for span in spans.values()))
@@ -259,15 +260,15 @@ def _tracked(
     progress.update(task, completed=seen)
 
 
-def _spans(stretches: dict[TopicPartition, Stretch]) -> dict[TopicPartition, Span]:
+def spans_of(stretches: dict[TopicPartition, Stretch]) -> dict[TopicPartition, Span]:
     return {place: Span(stretch.start, stretch.end) for place, stretch in stretches.items()}
 
 
-def _place(record: LogRecord) -> TopicPartition:
+def place_of_record(record: LogRecord) -> TopicPartition:
     return TopicPartition(record.topic, record.partition)
 
 
-def _progress() -> Progress:
+def progress_bars() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*columns, console=error_console, transient=True)
 

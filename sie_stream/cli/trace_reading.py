@@ -267,10 +267,11 @@ class Collector:
 def _source(record: LogRecord) -> Source:
     given = header(record.headers, TRACEPARENT_HEADER)
     traceparent = given.decode("ascii", "replace") if given else None
-    return Source(found_at(record), len(record.value or b""), traceparent, _request(record.value))
+    return Source(found_at(record), len(record.value or b""), traceparent, request_in(record.value))
 
 
-def _request(value: bytes | None) -> InferenceRequest | None:
+def request_in(value: bytes | None) -> InferenceRequest | None:
+    """A record of the common request topic, JSON or our own Avro; None for anything else."""
     if not value:
         return None
     try:
