@@ -28,6 +28,7 @@ from sie_stream.auditing.bundle import (
     manifest_bytes,
     read_manifest,
 )
+from sie_stream.auditing.requests import RequestAudit
 from sie_stream.cli.audit_contents import Payloads, write_tables
 from sie_stream.cli.audit_requests import Cut, Range, cut_of, in_words, verified
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
@@ -37,6 +38,7 @@ from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.edge.signing import (
+    Ed25519PrivateKey,
     fingerprint,
     load_private,
     load_public,
@@ -103,42 +105,18 @@ def export(
     signer = load_private(key)
     secret = token_bytes(PII_KEY_BYTES) if pii_key is None else read_secret(pii_key)
     now_ms = round(time.time() * 1_000)
-    asked = Range(since_ms(from_, now_ms, "--from") if from_ else 0, since_ms(to, now_ms, "--to") if to else 0)
+    asked = Range(since_ms(from_, now_ms, "--from") if from_ else 0, since_ms(to, now_ms, "--to") if to else now_ms)
     connection = Connection.open(bootstrap_servers)
-    if bundle.exists():
-        raise ConfigError(f"{bundle} exists; choose another name")
     half_done = bundle.with_name(bundle.name + ".part")
+    for path in (bundle, half_done):
+        if path.exists():
+            raise ConfigError(f"{path} exists; remove it or choose another name")
     reader = connection.reader()
     try:
         half_done.mkdir(parents=True)
-        routes = Routes(reader, connection.settings.topics)
-        cut = cut_of(connection, reader, routes, asked)
-        report = verified(connection, reader, routes, cut)
-        _write(half_done / "verify.json", {"proven": report.proven, **msgspec.to_builtins(report)})
-        payloads = Payloads(reader, routes, connection.settings.topics, secret)
-        rows = write_tables(half_done, connection, reader, routes, cut, payloads)
-        _write_schemas(half_done / "schemas")
-        models = _write_models(half_done / "models", reader, connection.settings.topics.models)
-        manifest = Manifest(
-            format=FORMAT,
-            made_at_ms=now_ms,
-            release=__version__,
-            cluster_id=reader.cluster_id(),
-            topic_prefix=connection.settings.topic_prefix,
-            from_ms=asked.from_ms,
-            to_ms=asked.to_ms or now_ms,
-            spans=_spans(cut),
-            models=models,
-            pii=payloads.pii_fields,
-            pii_key_kept=pii_key is not None,
-            left_out=payloads.left_out,
-            signer=fingerprint(public_pem(signer.public_key())),
-            files=dict(_entries(half_done, rows)),
-        )
-        text = manifest_bytes(manifest)
-        (half_done / MANIFEST).write_bytes(text)
-        (half_done / SIGNATURE).write_text(signer.sign(text).hex() + "\n", encoding="ascii")
-        (half_done / PUBLIC_KEY).write_bytes(public_pem(signer.public_key()))
+        manifest, report = _fill(half_done, connection, reader, asked, secret)
+        told = {"made_at_ms": now_ms, "pii_key_kept": pii_key is not None}
+        manifest = _seal(half_done, msgspec.structs.replace(manifest, **told), signer)
         half_done.rename(bundle)
     finally:
         reader.close()
@@ -150,6 +128,49 @@ def export(
         console.print(f"{bundle}: {len(manifest.files)} files, signed by {manifest.signer}", highlight=False)
     if not report.proven:
         raise typer.Exit(1)
+
+
+def _fill(
+    folder: Path, connection: Connection, reader: KafkaReader, asked: Range, secret: bytes
+) -> tuple[Manifest, RequestAudit]:
+    """Everything but the signature. The manifest is still without a signer and without its files' digests."""
+    settings = connection.settings
+    routes = Routes(reader, settings.topics)
+    cut = cut_of(connection, reader, routes, asked)
+    report = verified(connection, reader, routes, cut)
+    _write(folder / "verify.json", {"proven": report.proven, **msgspec.to_builtins(report)})
+    payloads = Payloads(reader, routes, settings.topics, secret)
+    rows = write_tables(folder, connection, reader, routes, cut, payloads)
+    _write_schemas(folder / "schemas")
+    models = _write_models(folder / "models", reader, settings.topics.models)
+    manifest = Manifest(
+        format=FORMAT,
+        made_at_ms=0,
+        release=__version__,
+        cluster_id=reader.cluster_id(),
+        topic_prefix=settings.topic_prefix,
+        from_ms=asked.from_ms,
+        to_ms=asked.to_ms,
+        spans=_spans(cut),
+        models=models,
+        pii=payloads.pii_fields,
+        pii_key_kept=False,
+        left_out=payloads.left_out,
+        signer="",
+        files=dict(_entries(folder, rows)),
+    )
+    return manifest, report
+
+
+def _seal(folder: Path, manifest: Manifest, signer: Ed25519PrivateKey) -> Manifest:
+    """Signs what is in the folder."""
+    pem = public_pem(signer.public_key())
+    manifest = msgspec.structs.replace(manifest, signer=fingerprint(pem))
+    text = manifest_bytes(manifest)
+    (folder / MANIFEST).write_bytes(text)
+    (folder / SIGNATURE).write_text(signer.sign(text).hex() + "\n", encoding="ascii")
+    (folder / PUBLIC_KEY).write_bytes(pem)
+    return manifest
 
 
 def check(
@@ -168,7 +189,7 @@ def check(
     Examples:
       sie-stream audit check march --public-key audit.key.pub
     """
-    problems, manifest = _checked(bundle, public_key)
+    problems, manifest = problems_of(bundle, public_key)
     if output is OutputFormat.JSON:
         signer = None if manifest is None else manifest.signer
         show_json(
@@ -183,7 +204,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _checked(bundle: Path, public_key: Path | None) -> tuple[list[str], Manifest | None]:
+def problems_of(bundle: Path, public_key: Path | None) -> tuple[list[str], Manifest | None]:
     """What is wrong, and the manifest when it can be believed or at least read."""
     there = {name: bundle / name for name in UNLISTED}
     missing = [f"{name}: missing" for name, path in there.items() if not path.is_file()]

@@ -95,9 +95,8 @@ def trace(
     reader = connection.reader(fetch_wait_ms=FETCH_WAIT_MS)
     try:
         if slow:
-            _show_slow(
-                _slow(connection, reader, model, times or Times(since_ms(SLOW_SINCE, now_ms), now_ms)), limit, output
-            )
+            times = times or Times(since_ms(SLOW_SINCE, now_ms), now_ms)
+            _show_slow(_slow(connection, reader, model, times), limit, output)
             return
         assert request_id is not None
         found = _trace(connection, reader, request_id, times, key, now_ms)
@@ -111,9 +110,8 @@ def trace(
         _show(found)
     if found.state == "unknown":
         where = "in that time" if times is not None else "on the topics of requests and results"
-        error_console.print(
-            f"no request {request_id!r} {where}; `sie-stream doctor` looks at the engine", highlight=False
-        )
+        said = f"no request {request_id!r} {where}; `sie-stream doctor` looks at the engine"
+        error_console.print(said, highlight=False)
         raise typer.Exit(1)
 
 

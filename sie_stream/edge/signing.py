@@ -20,6 +20,18 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sie_stream.errors import ConfigError
 
+__all__ = [
+    "Ed25519PrivateKey",
+    "fingerprint",
+    "load_private",
+    "load_public",
+    "make_key",
+    "make_secret",
+    "public_pem",
+    "read_secret",
+    "signed_by",
+]
+
 SECRET_BYTES = 32
 
 

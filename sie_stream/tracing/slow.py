@@ -22,6 +22,8 @@ KEEP_MAX = 20_000
 """Slowest requests kept; one in a hundred of two million."""
 SHARE_MIN = 0.3
 LIFT_MIN = 1.5
+Z_MIN = 3.0
+"""So many standard deviations above what as many requests drawn at random would show (binomial)."""
 TRAITS_MAX = 8
 DOMINANT = 0.5
 """A part of the time is said to dominate when it is at least this share of the total."""
@@ -118,7 +120,8 @@ class SlowStudy:
         for trait, count in found.items():
             share, of_all = count / len(slow), self._counts[trait] / self.requests
             lift = share / of_all
-            if share >= SHARE_MIN and lift >= LIFT_MIN:
+            chance = math.sqrt(of_all * (1 - of_all) / len(slow))
+            if share >= SHARE_MIN and lift >= LIFT_MIN and share - of_all >= Z_MIN * chance:
                 ranked.append((-share * math.log(lift), trait, Trait(trait, count, share, of_all, lift)))
         return tuple(trait for *_, trait in sorted(ranked, key=lambda entry: entry[:2])[:TRAITS_MAX])
 
