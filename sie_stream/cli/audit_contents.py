@@ -120,7 +120,7 @@ def write_tables(
         with table("results.parquet", RESULTS) as file:
             for record, result in decoded(tracked(reader, cut.results, progress, "writing results"), decode_result):
                 source = _source_of(result)
-                if _inside(stretches, *source):
+                if _inside(stretches, *source) or source[0] in cut.works:
                     if result.status == "rejected":
                         refused.add(source)
                     file.add(result_row(record, result, payloads.outputs(result)))
@@ -144,9 +144,8 @@ def write_tables(
         with table("deadletters.parquet", DEADLETTERS) as file:
             whole = tracked(reader, _whole(reader, names.deadletter), progress, "writing dead letters")
             for record, letter in decoded(whole, decode_deadletter):
-                if _inside(
-                    stretches, TopicPartition(letter.source_topic, letter.source_partition), letter.source_offset
-                ):
+                place = TopicPartition(letter.source_topic, letter.source_partition)
+                if place in cut.works or _inside(stretches, place, letter.source_offset):
                     file.add(letter_row(record, letter))
         rows["deadletters.parquet"] = file.rows
     return rows

@@ -77,7 +77,7 @@ def fill(broker: EmbeddedBroker, count: int) -> None:
     told = (
         Decision("d-0-0", "worker_joined", WORKER, "It is up.", 0, now_ms, {"incarnation": INCARNATION}),
         Decision(
-            *("d-1-0", "replica_placed", MODEL, "1 wanted.", 1, now_ms, {"worker": WORKER}),
+            *("d-1-0", "replica_placed", MODEL, "1 wanted.", 1, now_ms, {}),
             moves=(Move(MODEL, "replica", "", f"{WORKER}/cpu:0"),),
         ),
     )

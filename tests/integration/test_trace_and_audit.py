@@ -87,7 +87,8 @@ def _a_worker_is_killed(shell: Shell, row: str) -> None:
     shell.run("produce", "-m", MODEL, "-i", row, "--request-id", "orphan", "--deadline-ms", "120000")
     seen = shell.json("trace", "orphan")
     assert seen["state"] in ("open", "ok")
-    told: dict[str, Any] = wait_until(lambda: _ended(shell, "orphan"), "the orphan to be answered", 60)
+    told = wait_until(lambda: _ended(shell, "orphan"), "the orphan to be answered", 60)
+    assert told is not None
     assert told["state"] == "ok"
     assert told["incarnation"] != worker["incarnation"]
     assert 0 < told["deadline_left_ms"] < 120_000

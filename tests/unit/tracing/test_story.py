@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sie_stream.control import PartitionPlacement, PartitionReleased, Tick, WorkerFenced
 from sie_stream.decisions import Decision, Move
 from sie_stream.ids import TopicPartition
@@ -22,26 +24,20 @@ REQUESTS, WORK, RESULTS = (
 )
 
 
+ORIGIN = Provenance(*REQUESTS, 7, WORK.topic, WORK.partition, 30, 5, 66, "w0", "w0-1", "cpu:0", "d", "e", None, 4, 0)
+ANSWER = Result(
+    *("r1", "ok", "mi-1", "m", "1", "stable", b"{}", None, Usage()),
+    *(Timings(80.0, 1.0, 9.0, 0.0, 0.0, 100.0), ORIGIN, T0 + 100),
+)
+
+
 def result(**changes: object) -> Result:
-    fields: dict[str, object] = {
-        "request_id": "r1",
-        "status": "ok",
-        "instance": "mi-1",
-        "model": "m",
-        "version": "1",
-        "variant": "stable",
-        "outputs": b"{}",
-        "error": None,
-        "usage": Usage(),
-        "timings_ms": Timings(80.0, 1.0, 9.0, 0.0, 0.0, 100.0),
-        "provenance": Provenance(*REQUESTS, 7, *WORK, 30, 5, 66, "w0", "w0-1", "cpu:0", "d", "e", None, 4, 0),
-        "finished_at": T0 + 100,
-    }
-    return Result(**(fields | changes))  # type: ignore[arg-type]
+    return replace(ANSWER, **changes)
 
 
 WORKED = WorkItem(
-    *("r1", "mi-1", "m", "1", "stable", 5, 1, b"{}", b"r1", *REQUESTS, 7, T0, T0 + 9, T0 + 10),
+    *("r1", "mi-1", "m", "1", "stable", 5, 1, b"{}", b"r1", REQUESTS.topic, REQUESTS.partition, 7),
+    *(T0, T0 + 9, T0 + 10),
     deadline_at_ms=T0 + 150,
     traceparent=PARENT,
 )
@@ -49,15 +45,14 @@ SOURCE = Source(Found(REQUESTS, 7, T0), 300, PARENT)
 ASKED = Evidence(request_id="r1", now_ms=T0 + 5_000, sources=(SOURCE,))
 ROUTED = Evidence(request_id="r1", now_ms=T0 + 5_000, sources=(SOURCE,), work=WORKED, work_at=Found(WORK, 30, T0 + 10))
 PLACED = Decision(
-    *("d-66-0", "replica_placed", "m", "1 wanted.", 66, T0 - 9_000, {"worker": "w0"}),
+    *("d-66-0", "replica_placed", "m", "1 wanted.", 66, T0 - 9_000, {}),
     moves=(Move("m", "replica", "", "w0/cpu:0"),),
 )
 
 
 def answered(**changes: object) -> Evidence:
     found = Found(RESULTS, 40, T0 + 103)
-    fields = {name: getattr(ROUTED, name) for name in Evidence.__struct_fields__}
-    return Evidence(**(fields | {"result": result(), "result_at": found, "placed": PLACED} | changes))
+    return replace(ROUTED, **({"result": result(), "result_at": found, "placed": PLACED} | changes))
 
 
 def test_the_steps_of_an_answer_in_causal_order_with_times() -> None:
@@ -113,7 +108,7 @@ def test_a_partition_of_others_that_moved_is_no_attempt() -> None:
 
 
 def test_a_poisoned_request_shows_its_letter_and_the_counted_attempts() -> None:
-    letter = DeadLetter(*("r1", "engine_died", "gave up", *WORK, 30, b"", 120, "", "", 3, T0 + 100), component="worker")
+    letter = DeadLetter("r1", "engine_died", "gave up", WORK.topic, 1, 30, b"", 120, "", "", 3, T0 + 100, "worker")
     failed = result(status="failed", outputs=None, error=ResultError("engine_died", "gave up after 3 attempts"))
     told = tell(answered(result=failed, letter=letter, letter_at=Found(TopicPartition("sie.deadletter", 0), 4, T0)))
     assert (told.state, told.attempts) == ("failed", 3)
@@ -159,14 +154,13 @@ def test_open_requests_say_where_they_are() -> None:
     assert "waits for ingress, at most 3 records before it" in waiting.verdict
     assert tell(Evidence(request_id="r1", now_ms=T0, sources=(SOURCE,), ingress_committed=8)).state == "repeat"
     held = PartitionPlacement(1, "w0", "w0-1", 70, "assigned")
-    fields = {name: getattr(ROUTED, name) for name in Evidence.__struct_fields__}
-    working = tell(Evidence(**(fields | {"owner": held, "work_committed": CommittedOffset(28)})))
+    working = tell(replace(ROUTED, owner=held, work_committed=CommittedOffset(28)))
     assert "with w0 (w0-1) or waiting for it: assigned, at most 2 records before it" in working.verdict
     assert working.attempts == 1
     orphan = tell(ROUTED)
     assert "no worker works the partition off" in orphan.verdict
     assert orphan.attempts == 0
-    assert "Stage 2" in tell(Evidence(**(fields | {"work_finished": True}))).verdict
+    assert "Stage 2" in tell(replace(ROUTED, work_finished=True)).verdict
 
 
 def test_what_is_gone_or_more_than_once_is_noted() -> None:
