@@ -34,6 +34,7 @@ from sie_stream.edge.tables import latest_values
 from sie_stream.errors import SieError
 from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
 from sie_stream.input_schema import compile_schema
+from sie_stream.ports import LogReader
 from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, Result, header
 
 NO_SCHEMA = "no schema of its model is there to say what is personal in it"
@@ -44,7 +45,7 @@ UNREADABLE = "it cannot be read"
 class Payloads:
     """Hides personal data by the schemas that are in force. A payload that no schema is known for is left out."""
 
-    def __init__(self, reader: KafkaReader, routes: Routes, names: TopicNames, key: bytes) -> None:
+    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes) -> None:
         self._routes = routes
         self._key = key
         self.left_out: dict[str, int] = {}

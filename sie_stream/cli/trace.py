@@ -103,7 +103,7 @@ def trace(
     finally:
         reader.close()
     if otel and found.steps:
-        _export(spans_json(found, __version__), otel)
+        export_spans(spans_json(found, __version__), otel)
     if output is OutputFormat.JSON:
         show_json(msgspec.to_builtins(found))
     else:
@@ -193,7 +193,7 @@ def _facts(found: Trace) -> Iterator[str]:
         yield f"    batch     {found.batch_size} together: {', '.join(shown)}{f' and {more} more' if more else ''}"
 
 
-def _export(spans: dict[str, Any], target: str) -> None:
+def export_spans(spans: dict[str, Any], target: str) -> None:
     body = json.dumps(spans).encode()
     if not target.startswith(("http://", "https://")):
         try:

@@ -123,7 +123,6 @@ def main(folder: Path, what: str, count: int = 1_000_000) -> None:
         else:
             for number in (count // 2, 7, count - 9):
                 command(broker, folder, "trace", request_id(number))
-            command(broker, folder, "trace", request_id(12_345), "--since", "1d", "--key", request_id(12_345))
             command(broker, folder, "trace", "--slow", "--model", MODEL, "--since", "1d")
 
 
