@@ -28,7 +28,7 @@ class Collector(BaseHTTPRequestHandler):
         self.send_response(200 if self.path == "/v1/traces" else 404)
         self.end_headers()
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name of the base class
         """Quiet."""
 
 
