@@ -248,6 +248,20 @@ class KafkaReader:
             raise classify(found.error, f"metadata of {topic}")
         return len(found.partitions)
 
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted."""
+        try:
+            return sorted(self._consumer.list_topics(timeout=self._call_timeout_ms / 1000.0).topics)
+        except KafkaException as raised:
+            raise from_exception(raised, "list topics") from raised
+
+    def cluster_id(self) -> str:
+        """Kafka's own id of the cluster: tells two installations behind one address apart."""
+        try:
+            return str(self._consumer.list_topics(timeout=self._call_timeout_ms / 1000.0).cluster_id)
+        except KafkaException as raised:
+            raise from_exception(raised, "metadata of the cluster") from raised
+
     def lost_positions(self) -> dict[TopicPartition, tuple[int, int]]:
         return self._positions.take()
 
