@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import audit, decisions, demo, doctor, explain, maintenance, models, stream, topics, topology, up
+from sie_stream.cli import (
+    audit,
+    decisions,
+    demo,
+    doctor,
+    explain,
+    maintenance,
+    models,
+    replay,
+    stream,
+    topics,
+    topology,
+    up,
+)
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -39,6 +52,7 @@ app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
 app.add_typer(audit.app, name="audit")
+app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
