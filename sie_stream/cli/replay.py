@@ -11,7 +11,15 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
 from sie_stream.cli.replaying.choosing import Choice, Question, choose
@@ -61,7 +69,7 @@ def replay(
     parquet: Annotated[Path | None, typer.Option(help="Write every compared record to this file.")] = None,
     harmful: Annotated[bool, typer.Option("--harmful", help="Also inputs that no engine survived.")] = False,
     niceness: Annotated[int, typer.Option("--nice", help="How far engines step back for others.", min=0, max=19)] = 10,
-    timeout_exit: Annotated[bool, typer.Option("--fail/--no-fail", help="Exit 1 when something differs.")] = True,
+    fail: Annotated[bool, typer.Option("--fail/--no-fail", help="Exit 1 when something differs.")] = True,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -87,19 +95,23 @@ def replay(
     stop = StopFlag.on_signals()
     os.nice(niceness)
     report = replayed(connection, asked, stop)
+    _hand_over(report, output, html, parquet)
+    if report.partial:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if fail and not report.same:
+        raise typer.Exit(1)
+
+
+def _hand_over(report: Report, output: OutputFormat, html: Path | None, parquet: Path | None) -> None:
     if html is not None:
         html.write_text(report_page(report))
     if output is OutputFormat.JSON:
         show_json(msgspec.to_builtins(report))
-    else:
-        show_report(report)
-        for path in (html, parquet):
-            if path is not None:
-                console.print(f"written: {path}", highlight=False)
-    if report.partial:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if timeout_exit and not report.same:
-        raise typer.Exit(1)
+        return
+    show_report(report)
+    for path in (html, parquet):
+        if path is not None:
+            console.print(f"written: {path}", highlight=False)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -126,7 +138,7 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
     with ExitStack() as stack:
         readers = Readers(connection)
         stack.callback(readers.close)
-        with _progress("declarations") as (_, _bar):
+        with _progress("declarations"):
             book = VersionBook(declarations(readers.records, settings.topics))
         question = asked.question
         pinned = book.pinned(question.model, asked.version) if asked.version else None
@@ -150,7 +162,7 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
             if topic is not None:
                 topic.add(original, again, place, work)
 
-        run = Replay(readers, settings.topics, book, job, scratch, tally, tell, stop)
+        run = Replay(readers, settings, book, job, scratch, tally, tell, stop)
         engines = Engines(settings.engine_threads, settings.record_bytes_max, run.answered)
         stack.callback(engines.close)
         choice = choose(readers, settings.topics, question, stop)
@@ -179,7 +191,7 @@ def _through(run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: 
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[tuple[Progress, int]]:
+def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
     """Offsets passed, and the time that is left, on standard error."""
     with Progress(
         TextColumn("{task.description}"),

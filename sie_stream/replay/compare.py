@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 from msgspec import Struct
@@ -134,7 +134,7 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, flo
         yield path, math.inf, type(one) is not type(other)
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

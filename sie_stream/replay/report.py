@@ -17,6 +17,8 @@ CHANGES_SHOWN = 20
 REASONS_MAX = 100
 TEXT_MAX = 400
 LATENCY_TAIL = 0.01
+NO_MODEL = "(no model)"
+"""Requests that ingress refused before it knew whom they were for."""
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -128,9 +130,9 @@ class Tally:
 
     def answered(self, original: Original, again: Again, place: Place, found: Verdict) -> None:
         """One request that was answered again."""
-        model = self._models.get(original.model)
+        model = self._models.get(original.model or NO_MODEL)
         if model is None:
-            model = self._models[original.model] = _Model()
+            model = self._models[original.model or NO_MODEL] = _Model()
         model.before_versions.setdefault(original.version)
         model.after_versions.setdefault(again.version)
         if found.outcome == "equal":

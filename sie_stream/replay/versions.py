@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +20,13 @@ class Declared(Struct, frozen=True):
     route: RouteRow
 
 
+class Withdrawn(Struct, frozen=True):
+    """A DeleteModel on sie.cluster."""
+
+    at_ms: int
+    model: str
+
+
 class Unavailable(Struct, frozen=True):
     """Why nothing can answer for this version; counted as cause `version`."""
 
@@ -29,10 +36,12 @@ class Unavailable(Struct, frozen=True):
 class VersionBook:
     """Every declaration that the log still holds, oldest first."""
 
-    def __init__(self, declared: Iterator[Declared] | list[Declared]) -> None:
+    def __init__(self, history: Iterable[Declared | Withdrawn]) -> None:
+        self.history = tuple(history)
         self._by_model: dict[str, list[Declared]] = {}
-        for one in declared:
-            self._by_model.setdefault(one.launch.model, []).append(one)
+        for one in self.history:
+            if isinstance(one, Declared):
+                self._by_model.setdefault(one.launch.model, []).append(one)
 
     def models(self) -> list[str]:
         return sorted(self._by_model)

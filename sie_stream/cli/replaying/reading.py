@@ -34,6 +34,8 @@ class Readers:
         self._high = KafkaReader(
             settings.bootstrap_servers, GROUP, settings.client_overrides | {"isolation.level": "read_uncommitted"}
         )
+        self._connection = connection
+        self._more: list[KafkaReader] = []
         self.lost: list[str] = []
 
     def partitions(self, topic: str, only: Sequence[int] = ()) -> list[TopicPartition]:
@@ -100,10 +102,13 @@ class Readers:
                     break
         return found
 
+    def schemas(self) -> LogReader:
+        """A reader of its own, for the schema registry."""
+        settings = self._connection.settings
+        made = KafkaReader(settings.bootstrap_servers, GROUP, settings.client_overrides)
+        self._more.append(made)
+        return made
+
     def close(self) -> None:
-        self.records.close()
-        self._high.close()
-
-
-def at_time(reader: LogReader, places: Sequence[TopicPartition], at_ms: int) -> dict[TopicPartition, int]:
-    return reader.offsets_at(places, at_ms)
+        for reader in (self.records, self._high, *self._more):
+            reader.close()

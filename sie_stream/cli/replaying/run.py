@@ -12,11 +12,14 @@ from gpu_worker.backends.base import EngineInput, EngineOutput
 from processors.ingress.routes import CompiledRoute, RouteTable
 from processors.tokenise import TextInputs, text_tokens
 from schemas.codec import decode_result, decode_work
+from schemas.registry_follower import SchemaTableFollower
 from schemas.wire import CodecError
 from sie_stream.cli.replaying.choosing import Choice
 from sie_stream.cli.replaying.engines import Engines, Target
+from sie_stream.cli.replaying.ingress import IngressAgain, Refusals
 from sie_stream.cli.replaying.reading import Moved, Readers
 from sie_stream.cli.replaying.scratch import Scratch
+from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.stop import StopFlag
 from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.errors import InvalidRequest
@@ -28,6 +31,7 @@ from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Span, out_of_reach, segments
 from sie_stream.replay.report import Place, Tally
 from sie_stream.replay.versions import Declared, Unavailable, VersionBook
+from sie_stream.settings import Settings
 
 COMPARED = ("ok", "failed")
 HARMFUL = ("poison", "engine_timeout", "engine_died")
@@ -62,7 +66,7 @@ class Replay:
     def __init__(
         self,
         readers: Readers,
-        names: TopicNames,
+        settings: Settings,
         book: VersionBook,
         job: Job,
         scratch: Scratch,
@@ -71,14 +75,16 @@ class Replay:
         stop: StopFlag,
     ) -> None:
         self._readers = readers
+        self._settings = settings
         self._book = book
         self._job = job
         self._scratch = scratch
         self._tally = tally
         self._tell = tell
         self._stop = stop
-        self._pinned_route = None if job.pinned is None else _compiled(names, job.pinned)
+        self._pinned_route = None if job.pinned is None else _compiled(settings.topics, job.pinned)
         self._text_inputs = msgspec.json.Decoder(TextInputs)
+        self._refusals = Refusals()
         self._targets: dict[tuple[str, str, str], Target | Unavailable] = {}
         self._lanes: dict[int, tuple[Target, list[EngineInput], list[object]]] = {}
         self._matched: dict[TopicPartition, int] = {}
@@ -103,7 +109,8 @@ class Replay:
                     continue
                 choice.ids_left.discard(result.request_id)
                 if result.provenance.work_offset < 0:
-                    self._tally.not_scored(f"{result.status} at ingress")
+                    if result.status != "rejected" or not self._refusals.add(result):
+                        self._tally.not_scored(f"{result.status} at ingress")
                 else:
                     kept.append(result)
             self._scratch.add(kept)
@@ -126,6 +133,7 @@ class Replay:
         if not self._stop:
             self._flush()
             engines.finish()
+            self._ingress_again()
             self._absences(choice)
         for sentence in (*out_of_reach(choice.work), *out_of_reach(choice.results), *self._readers.lost):
             self._tally.note(sentence)
@@ -266,7 +274,7 @@ class Replay:
         if code:
             status = "failed"
         again = Again(
-            status,  # type: ignore[arg-type]  # ok or failed
+            status,
             target.launch.version,
             target.weights_digest,
             target.engine,
@@ -283,6 +291,34 @@ class Replay:
         found = verdict(original, again, self._job.tolerance)
         self._tally.answered(original, again, place, found)
         self._tell(original, again, place, found, work)
+
+    def _ingress(self) -> IngressAgain:
+        names = self._settings.topics
+        schemas = SchemaTableFollower(self._readers.schemas(), names.schemas, SystemClock())
+        return IngressAgain(self._settings, self._book.history, self._job.pinned, schemas)
+
+    # ------------------------------------------------------------ requests that never became work
+
+    def _ingress_again(self) -> None:
+        """Those that ingress refused, by its own decisions and the routes of then, or of the pinned version."""
+        if not self._refusals.count:
+            return
+        again = self._ingress()
+        for place, start, end in self._refusals.stretches():
+            if self._readers.records.partitions_of(place.topic) <= place.partition:
+                continue
+            bounds = self._readers.bounds([place])[place]
+            span = Span(place.topic, place.partition, max(start, bounds.beginning), min(end, bounds.stable))
+            for records in self._readers.read([span] if span.size > 0 else [], lambda _: None, self._stop):
+                for record in records:
+                    original = self._refusals.take(record)
+                    found = None if original is None else again.decide(record, original)
+                    if original is not None and found is not None:
+                        here = Place(record.topic, record.partition, record.offset)
+                        self._tally.answered(original, found, here, verdict(original, found))
+        for place, offset, original in self._refusals.left():
+            here = Place(place.topic, place.partition, offset)
+            self._tally.absent(here, original.request_id, original.model, "retention", "its request is deleted")
 
     # ------------------------------------------------------------ the rest
 

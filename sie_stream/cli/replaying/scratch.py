@@ -113,7 +113,7 @@ class Scratch:
             status, model, version, digest, engine, code = shared_of[number]
             found[offset] = Original(
                 request_id,
-                status,  # type: ignore[arg-type]  # it was a Status when it came in
+                status,
                 model,
                 version,
                 digest,
