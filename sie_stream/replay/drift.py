@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-SAMPLE_MAX = 65_536
+SAMPLE_MAX = 32_768
 PSI_BINS = 10
 PSI_FLOOR = 1e-4
 """Share of an empty bin: its logarithm would be infinite."""

@@ -7,13 +7,14 @@ The same machine, the same records, one after the other: a backlog drains throug
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import sys
 import time
 
 from sie_stream.cli.cluster import Layout
-from sie_stream.cli.replay import Asked, replayed
+from sie_stream.cli.replay import GC_THRESHOLDS, Asked, replayed
 from sie_stream.cli.replaying.choosing import Question
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.stop import StopFlag
@@ -34,6 +35,7 @@ def run(records: int) -> dict[str, float]:
         live = drain.measure(records)
         sys.stderr.write(f"live: {live.per_second:.0f}/s\n")
         connection = Connection(Settings(bootstrap_servers=here.bootstrap))
+        gc.set_threshold(*GC_THRESHOLDS)
         started, cpu = time.monotonic(), _cpu_s()
         report = replayed(connection, Asked(Question(model=MODEL), ""), StopFlag())
         took_s, cpu_s = time.monotonic() - started, _cpu_s() - cpu

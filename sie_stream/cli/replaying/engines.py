@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
-from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.engine_port import (
     BatchCompleted,
@@ -15,6 +15,7 @@ from gpu_worker.engine_port import (
     EngineDied,
     EngineEvent,
     EngineKey,
+    EnginePort,
     EngineStarted,
     LoadFailed,
     ModelLoaded,
@@ -59,56 +60,65 @@ Answered = Callable[[Target, object, EngineOutput, float], None]
 class Engines:
     """Loads versions, runs batches, and tries alone what an engine did not survive."""
 
-    def __init__(self, threads: int, record_bytes_max: int, answered: Answered) -> None:
-        self._links = EngineLinks(threads)
+    def __init__(self, links: EnginePort, record_bytes_max: int, answered: Answered) -> None:
+        self._links = links
         self._stage2_of = Stage2Store(record_bytes_max)
         self._answered = answered
         self._versions: dict[EngineKey, dict[str, str]] = {}
-        self._targets: dict[tuple[str, str, str], Target | Unavailable] = {}
+        self._targets: dict[bytes, Target | Unavailable] = {}
+        """By the launch as JSON."""
+        self._loading: dict[int, Target] = {}
+        self._refused: dict[int, str] = {}
+        self._backends: dict[str, None] = {}
         self._running: dict[int, Batch] = {}
         self._next_batch = 0
         self._next_slot = 0
         self.deaths = 0
 
-    def target(self, launch: ModelLaunch) -> Target | Unavailable:
-        """Load this version, or say why it cannot be. Waits for the load; batches that run meanwhile are answered."""
-        key = (launch.model, launch.version, launch.weights_digest)
-        if key not in self._targets:
-            self._targets[key] = self._load(launch)
-        return self._targets[key]
-
-    def _load(self, launch: ModelLaunch) -> Target | Unavailable:
+    def prepare(self, launch: ModelLaunch) -> None:
+        """Begin to load this version; target() waits for it."""
+        key = msgspec.json.encode(launch)
+        if key in self._targets:
+            return
         try:
             stage2 = self._stage2_of(launch)
         except Stage2Refused as refusal:
-            return Unavailable(f"{launch.model}@{launch.version}: {refusal}")
-        key = EngineKey(DEVICE, launch.backend)
+            self._targets[key] = Unavailable(f"{launch.model}@{launch.version}: {refusal}")
+            return
         self._next_slot += 1
         rows = max(launch.batch_max, ROWS_TABULAR) if launch.backend in TABULAR else launch.batch_max
-        target = Target(launch, key, self._next_slot, stage2, rows)
-        return self._start(target)
+        target = Target(launch, EngineKey(DEVICE, launch.backend), self._next_slot, stage2, rows)
+        self._targets[key] = target
+        self._backends.setdefault(launch.backend)
+        self._load(target)
 
-    def _start(self, target: Target) -> Target | Unavailable:
-        launch = target.launch
-        self._links.load(target.key, target.slot, launch)
-        while True:
-            for event in self._links.poll(WAIT_MS):
-                match event:
-                    case ModelLoaded() if event.slot == target.slot:
-                        target.weights_digest = event.weights_digest
-                        target.engine = engine_label(launch.backend, self._versions.get(target.key, {}))
-                        return target
-                    case LoadFailed() if event.slot == target.slot:
-                        return Unavailable(f"{launch.model}@{launch.version}: {event.code}: {event.message}")
-                    case EngineDied() if event.engine == target.key and not self._runs_on(target.key):
-                        return Unavailable(
-                            f"{launch.model}@{launch.version}: the engine died loading it: {event.cause}"
-                        )
-                    case _:
-                        self._handle(event)
+    def _load(self, target: Target) -> None:
+        self._loading[target.slot] = target
+        self._links.load(target.key, target.slot, target.launch)
 
-    def _runs_on(self, key: EngineKey) -> bool:
-        return any(batch.target.key == key for batch in self._running.values())
+    def target(self, launch: ModelLaunch) -> Target | Unavailable:
+        """Load this version, or say why it cannot be. Waits for the load; batches that run meanwhile are answered."""
+        self.prepare(launch)
+        key = msgspec.json.encode(launch)
+        found = self._targets[key]
+        if isinstance(found, Target):
+            found = self._targets[key] = self._loaded(found)
+        return found
+
+    def _loaded(self, target: Target) -> Target | Unavailable:
+        while target.slot in self._loading:
+            self._poll(WAIT_MS)
+        why = self._refused.get(target.slot)
+        return target if why is None else Unavailable(f"{target.launch.model}@{target.launch.version}: {why}")
+
+    def unload_all(self) -> None:
+        """What follows needs other models. Waits for what runs."""
+        self.finish()
+        for target in self._targets.values():
+            if isinstance(target, Target):
+                self._loaded(target)
+                self._links.unload(target.key, target.slot)
+        self._targets.clear()
 
     def submit(self, target: Target, items: list[EngineInput], tokens: list[object]) -> None:
         """Waits while the engine has enough to do."""
@@ -117,6 +127,12 @@ class Engines:
         self._send(Batch(target, items, tokens))
 
     def _send(self, batch: Batch) -> None:
+        why = self._refused.get(batch.target.slot)
+        if why is not None:  # its engine died, and it could not be loaded again
+            for item, token in zip(batch.items, batch.tokens, strict=True):
+                lost = EngineOutput(item.request_id, error_code="engine_unavailable", error_message=why)
+                self._answered(batch.target, token, lost, 0.0)
+            return
         self._next_batch += 1
         self._running[self._next_batch] = batch
         self._links.submit(batch.target.key, self._next_batch, batch.target.slot, batch.items)
@@ -143,12 +159,17 @@ class Engines:
                     self._answered(batch.target, token, output, event.inference_ms)
             case BatchFailed():
                 self._alone(self._running.pop(event.batch_id), event.code, event.message)
+            case ModelLoaded():
+                target = self._loading.pop(event.slot)
+                target.weights_digest = event.weights_digest
+                target.engine = engine_label(target.launch.backend, self._versions.get(target.key, {}))
+            case LoadFailed():
+                del self._loading[event.slot]
+                self._refused[event.slot] = f"{event.code}: {event.message}"
             case EngineStarted():
                 self._versions[event.engine] = event.versions
             case EngineDied():
                 self._revive(event)
-            case _:
-                pass  # loads are awaited where they are asked for
 
     def _alone(self, batch: Batch, code: str, message: str) -> None:
         """One input must not fail its neighbours: each of them again by itself; a lone one has its answer."""
@@ -165,11 +186,15 @@ class Engines:
         self.deaths += 1
         lost = [number for number, batch in self._running.items() if batch.target.key == event.engine]
         batches = [self._running.pop(number) for number in lost]
-        for known, target in list(self._targets.items()):
-            if isinstance(target, Target) and target.key == event.engine:
-                again = self._start(target)
-                if isinstance(again, Unavailable):
-                    self._targets[known] = again
+        for slot in [slot for slot, target in self._loading.items() if target.key == event.engine]:
+            del self._loading[slot]
+            self._refused[slot] = f"the engine died loading it: {event.cause}"
+        again = [one for one in self._targets.values() if isinstance(one, Target) and one.key == event.engine]
+        for target in again:
+            if target.slot not in self._refused:
+                self._load(target)
+        for target in again:
+            self._loaded(target)
         if not batches:
             return
         # It runs batches in order, so the first is the suspect.
@@ -190,4 +215,4 @@ class Engines:
         self._links.close()
 
     def backends(self) -> Sequence[str]:
-        return [target.launch.backend for target in self._targets.values() if isinstance(target, Target)]
+        return list(self._backends)

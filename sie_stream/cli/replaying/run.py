@@ -25,7 +25,7 @@ from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.errors import InvalidRequest
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.postprocess import build_outputs
-from sie_stream.records import LogRecord, WorkItem
+from sie_stream.records import LogRecord, Result, WorkItem
 from sie_stream.replay.compare import Again, Original, Verdict, verdict
 from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Span, out_of_reach, segments
@@ -37,6 +37,7 @@ COMPARED = ("ok", "failed")
 HARMFUL = ("poison", "engine_timeout", "engine_died")
 """Inputs that no engine survived: tried again only on request, since they kill engines."""
 PACE_STEP_S = 0.02
+PREPARED_MAX = 2
 ABSENT_LISTED = 50
 
 Answered = Callable[[Original, Again, Place, Verdict, WorkItem], None]
@@ -91,12 +92,17 @@ class Replay:
         self._started_s = 0.0
         self._first_at_ms: int | None = None
         self._paced = 0
+        self._prepared = 0
+        self._topic = ""
         self.engines: Engines | None = None
 
     # ------------------------------------------------------------ first pass: results
 
-    def find_results(self, choice: Choice, moved: Moved) -> None:
-        """Terminal records that are wanted go to the scratch, those without a work item to the tally."""
+    def find_results(self, choice: Choice, engines: Engines, moved: Moved) -> None:
+        """Terminal records that are wanted go to the scratch, those without a work item to the tally.
+
+        The first versions that are seen begin to load meanwhile.
+        """
         for records in self._readers.read(choice.results, moved, self._stop):
             kept = []
             for record in records:
@@ -113,9 +119,19 @@ class Replay:
                         self._tally.not_scored(f"{result.status} at ingress")
                 else:
                     kept.append(result)
+            if kept and self._prepared < PREPARED_MAX:
+                self._prepare(kept[0], engines)
             self._scratch.add(kept)
             if choice.title.endswith("request ids") and not choice.ids_left:
                 return
+
+    def _prepare(self, result: Result, engines: Engines) -> None:
+        """An engine takes seconds to start; the results that are read meanwhile take as long."""
+        self._prepared += 1
+        key = (result.model, result.version, result.provenance.weights_digest)
+        declared = self._job.pinned or self._book.as_it_was(*key, result.finished_at)
+        if isinstance(declared, Declared) and declared.launch.model == result.model:
+            engines.prepare(declared.launch)
 
     # ------------------------------------------------------------ second pass: work
 
@@ -124,6 +140,7 @@ class Replay:
         self.engines = engines
         self._started_s = time.monotonic()
         for spans in [choice.work] if choice.work else self._rounds():
+            self._next_topic(spans[0].topic, engines)
             for records in self._readers.read(spans, moved, self._stop):
                 for run in _runs(records):
                     self._take(run, every=bool(choice.work))
@@ -139,6 +156,14 @@ class Replay:
             self._tally.note(sentence)
         if self._scratch.repeated:
             self._tally.note(f"{self._scratch.repeated} terminal records came more than once: see `audit verify`.")
+
+    def _next_topic(self, topic: str, engines: Engines) -> None:
+        """One topic is one model: the engines need not hold those of the topics before."""
+        if self._topic and topic != self._topic and not self._stop:
+            self._flush()
+            self._targets.clear()
+            engines.unload_all()
+        self._topic = topic
 
     def size(self, choice: Choice) -> int:
         """Offsets that the second pass goes over."""
