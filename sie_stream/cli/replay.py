@@ -168,7 +168,7 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
                 topic.add(original, again, place, work)
 
         run = Replay(readers, settings, book, job, scratch, tally, tell, stop)
-        engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered)
+        engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered, stop)
         stack.callback(engines.close)
         choice = choose(readers, settings.topics, question, stop)
         return _through(run, choice, engines, tally, stop, asked)
@@ -183,6 +183,8 @@ def _through(run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: 
     with _progress("replaying") as (progress, bar):
         progress.update(bar, total=run.size(choice))
         run.run(choice, engines, lambda count: progress.advance(bar, count))
+    if not (tally.answers or tally.causes or tally.unscored or stop):
+        tally.note("nothing is in this range")
     title = choice.title + (f" on {asked.question.model}@{asked.version}" if asked.version else ", as it was")
     if engines.deaths:
         tally.note(f"engines died {engines.deaths} times")

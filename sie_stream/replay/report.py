@@ -15,6 +15,7 @@ CHANGES_MAX = 1_000
 """Different (label before, label after) pairs that are counted."""
 CHANGES_SHOWN = 20
 REASONS_MAX = 100
+NOTES_MAX = 200
 TEXT_MAX = 400
 LATENCY_TAIL = 0.01
 NO_MODEL = "(no model)"
@@ -189,7 +190,7 @@ class Tally:
             self.reasons[text] = self.reasons.get(text, 0) + 1
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
+        if text not in self.notes and len(self.notes) < NOTES_MAX:
             self.notes.append(text)
 
     @property

@@ -168,9 +168,9 @@ def test_a_deleted_head_and_an_open_transaction_are_told(shell: Shell) -> None:
     writer.init()
     writer.begin()
     writer.write([LogWrite(WORK, b"never committed", None, LANE)] * 3)
-    future = AdminClient({"bootstrap.servers": shell.bootstrap}).delete_records([ClientPartition(WORK, LANE, 10)])
-    for deleted in future.values():
-        deleted.result(10)
+    admin = AdminClient({"bootstrap.servers": shell.bootstrap})
+    for deleted in admin.delete_records([ClientPartition(WORK, LANE, 10)]).values():
+        deleted.result(30)
 
     def held_back() -> Report | None:
         found = shell.replay(model=MODEL)

@@ -17,7 +17,7 @@ from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.records import Result
-from sie_stream.replay.plan import Span
+from sie_stream.replay.plan import Span, out_of_reach
 
 SLACK_MS = 60_000
 """Clocks of brokers and workers differ by less."""
@@ -43,8 +43,10 @@ class Choice(Struct):
     results: list[Span]
     wanted: Callable[[Result], bool]
     work: list[Span] = []
+    by_ids: bool = False
     ids_left: set[str] = set()
     """Request ids not found so far; reading results stops when none is left."""
+    notes: tuple[str, ...] = ()
 
 
 def choose(readers: Readers, names: TopicNames, asked: Question, stop: StopFlag) -> Choice:
@@ -102,6 +104,7 @@ def _by_ids(readers: Readers, names: TopicNames, asked: Question) -> Choice:
         f"{len(ids)} request ids",
         _result_spans(readers, names, asked),
         lambda result: result.request_id in ids,
+        by_ids=True,
         ids_left=set(ids),
     )
 
@@ -140,7 +143,9 @@ def _by_source(readers: Readers, names: TopicNames, asked: Question, topic: str,
         first, until = ranges.get(origin.source_partition, (0, 0))
         return first <= origin.source_offset < until
 
-    return Choice(f"{topic}{_range(asked)}", _results_of(readers, names, source, asked, stop), wanted)
+    results = _results_of(readers, names, source, asked, stop)
+    notes = (*out_of_reach(source), f"Requests on {topic} without any result are not looked for: `audit verify` does.")
+    return Choice(f"{topic}{_range(asked)}", results, wanted, notes=notes)
 
 
 def _results_of(

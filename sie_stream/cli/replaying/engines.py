@@ -22,6 +22,7 @@ from gpu_worker.engine_port import (
 )
 from gpu_worker.outcomes import Stage2Refused, engine_label
 from sie_stream.control import ModelLaunch
+from sie_stream.edge.stop import StopFlag
 from sie_stream.postprocess import Stage2
 from sie_stream.replay.versions import Unavailable
 
@@ -60,8 +61,9 @@ Answered = Callable[[Target, object, EngineOutput, float], None]
 class Engines:
     """Loads versions, runs batches, and tries alone what an engine did not survive."""
 
-    def __init__(self, links: EnginePort, record_bytes_max: int, answered: Answered) -> None:
+    def __init__(self, links: EnginePort, record_bytes_max: int, answered: Answered, stop: StopFlag) -> None:
         self._links = links
+        self._stop = stop
         self._stage2_of = Stage2Store(record_bytes_max)
         self._answered = answered
         self._versions: dict[EngineKey, dict[str, str]] = {}
@@ -107,6 +109,8 @@ class Engines:
 
     def _loaded(self, target: Target) -> Target | Unavailable:
         while target.slot in self._loading:
+            if self._stop:
+                return Unavailable(f"{target.launch.model}@{target.launch.version}: stopped while it was loading")
             self._poll(WAIT_MS)
         why = self._refused.get(target.slot)
         return target if why is None else Unavailable(f"{target.launch.model}@{target.launch.version}: {why}")
@@ -122,7 +126,7 @@ class Engines:
 
     def submit(self, target: Target, items: list[EngineInput], tokens: list[object]) -> None:
         """Waits while the engine has enough to do."""
-        while len(self._running) >= OUTSTANDING_MAX:
+        while len(self._running) >= OUTSTANDING_MAX and not self._stop:
             self._poll(WAIT_MS)
         self._send(Batch(target, items, tokens))
 
@@ -138,8 +142,8 @@ class Engines:
         self._links.submit(batch.target.key, self._next_batch, batch.target.slot, batch.items)
 
     def finish(self) -> None:
-        """Wait for everything that runs."""
-        while self._running:
+        """Wait for everything that runs, unless asked to stop."""
+        while self._running and not self._stop:
             self._poll(WAIT_MS)
 
     def tend(self) -> None:

@@ -10,12 +10,15 @@ from msgspec.structs import replace
 from processors.ingress.events import BatchAborted, CommitBatch, GroupBatch, RecordsPolled, RoutesChanged
 from processors.ingress.machine import IngressMachine
 from schemas.codec import SchemaTable, decode_result
+from sie_stream.cli.replaying.reading import Readers
 from sie_stream.control import RouteRow
+from sie_stream.edge.stop import StopFlag
 from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord, Result
-from sie_stream.replay.compare import Again, Original
-from sie_stream.replay.plan import segments
+from sie_stream.replay.compare import Again, Original, verdict
+from sie_stream.replay.plan import Span, segments
+from sie_stream.replay.report import Place, Tally
 from sie_stream.replay.versions import Declared, Withdrawn
 from sie_stream.settings import Settings
 
@@ -100,7 +103,7 @@ class IngressAgain:
         self._rows: dict[str, RouteRow] = {}
 
     def decide(self, record: LogRecord, original: Original) -> Again | None:
-        """What ingress says of the request; None when it says nothing (a repeat). Records come in rising time."""
+        """What ingress says of the request; None when it says nothing (a repeat). Cheapest in rising time."""
         self._advance(original.finished_at)
         batch = RecordsPolled((GroupBatch(self._group(record.topic), [record]),), record.timestamp_ms)
         for command in self._machine.decide([batch]):
@@ -122,9 +125,10 @@ class IngressAgain:
 
     def _advance(self, at_ms: int) -> None:
         """Routes change with time; going back in time begins again."""
+        changed: list[tuple[str, RouteRow | None]] = []
         if self._next and self._changes[self._next - 1].at_ms > at_ms:
             self._next = 0
-        changed = []
+            changed = [(model, None) for model in self._rows]
         while self._next < len(self._changes) and self._changes[self._next].at_ms <= at_ms:
             change = self._changes[self._next]
             changed.append((change.model, change.row))
@@ -156,3 +160,24 @@ def _change_of(one: Declared | Withdrawn) -> _Change:
 
 def without_quota(route: RouteRow) -> RouteRow:
     return replace(route, quota_per_s=0.0, deadline_ms=0)
+
+
+def decide_again(refusals: Refusals, again: IngressAgain, readers: Readers, tally: Tally, stop: StopFlag) -> None:
+    """Read the requests behind the refusals, and count what ingress says of them now."""
+    for place, start, end in list(refusals.stretches()):
+        if readers.records.partitions_of(place.topic) <= place.partition:
+            continue
+        bounds = readers.bounds([place])[place]
+        span = Span(place.topic, place.partition, max(start, bounds.beginning), min(end, bounds.stable))
+        for records in readers.read([span] if span.size > 0 else [], lambda _: None, stop):
+            for record in records:
+                original = refusals.take(record)
+                found = None if original is None else again.decide(record, original)
+                if original is not None and found is not None:
+                    here = Place(record.topic, record.partition, record.offset)
+                    tally.answered(original, found, here, verdict(original, found))
+    if stop:
+        return
+    for place, offset, original in refusals.left():
+        here = Place(place.topic, place.partition, offset)
+        tally.absent(here, original.request_id, original.model, "retention", "its request is deleted")

@@ -16,7 +16,7 @@ from schemas.registry_follower import SchemaTableFollower
 from schemas.wire import CodecError
 from sie_stream.cli.replaying.choosing import Choice
 from sie_stream.cli.replaying.engines import Engines, Target
-from sie_stream.cli.replaying.ingress import IngressAgain, Refusals
+from sie_stream.cli.replaying.ingress import IngressAgain, Refusals, decide_again
 from sie_stream.cli.replaying.reading import Moved, Readers
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.edge.clock import SystemClock
@@ -122,7 +122,7 @@ class Replay:
             if kept and self._prepared < PREPARED_MAX:
                 self._prepare(kept[0], engines)
             self._scratch.add(kept)
-            if choice.title.endswith("request ids") and not choice.ids_left:
+            if choice.by_ids and not choice.ids_left:
                 return
 
     def _prepare(self, result: Result, engines: Engines) -> None:
@@ -150,9 +150,11 @@ class Replay:
         if not self._stop:
             self._flush()
             engines.finish()
+        if not self._stop:
             self._ingress_again()
+        if not self._stop:
             self._absences(choice)
-        for sentence in (*out_of_reach(choice.work), *out_of_reach(choice.results), *self._readers.lost):
+        for sentence in (*choice.notes, *out_of_reach(choice.work), *out_of_reach(choice.results), *self._readers.lost):
             self._tally.note(sentence)
         if self._scratch.repeated:
             self._tally.note(f"{self._scratch.repeated} terminal records came more than once: see `audit verify`.")
@@ -317,33 +319,12 @@ class Replay:
         self._tally.answered(original, again, place, found)
         self._tell(original, again, place, found, work)
 
-    def _ingress(self) -> IngressAgain:
-        names = self._settings.topics
-        schemas = SchemaTableFollower(self._readers.schemas(), names.schemas, SystemClock())
-        return IngressAgain(self._settings, self._book.history, self._job.pinned, schemas)
-
-    # ------------------------------------------------------------ requests that never became work
-
     def _ingress_again(self) -> None:
         """Those that ingress refused, by its own decisions and the routes of then, or of the pinned version."""
-        if not self._refusals.count:
-            return
-        again = self._ingress()
-        for place, start, end in self._refusals.stretches():
-            if self._readers.records.partitions_of(place.topic) <= place.partition:
-                continue
-            bounds = self._readers.bounds([place])[place]
-            span = Span(place.topic, place.partition, max(start, bounds.beginning), min(end, bounds.stable))
-            for records in self._readers.read([span] if span.size > 0 else [], lambda _: None, self._stop):
-                for record in records:
-                    original = self._refusals.take(record)
-                    found = None if original is None else again.decide(record, original)
-                    if original is not None and found is not None:
-                        here = Place(record.topic, record.partition, record.offset)
-                        self._tally.answered(original, found, here, verdict(original, found))
-        for place, offset, original in self._refusals.left():
-            here = Place(place.topic, place.partition, offset)
-            self._tally.absent(here, original.request_id, original.model, "retention", "its request is deleted")
+        if self._refusals.count:
+            schemas = SchemaTableFollower(self._readers.schemas(), self._settings.topics.schemas, SystemClock())
+            again = IngressAgain(self._settings, self._book.history, self._job.pinned, schemas)
+            decide_again(self._refusals, again, self._readers, self._tally, self._stop)
 
     # ------------------------------------------------------------ the rest
 

@@ -8,6 +8,7 @@ from gpu_worker.backends.base import EngineInput, EngineOutput
 from gpu_worker.sim.engine import EngineScript, SimEngines
 from sie_stream.cli.replaying.engines import Engines, Target
 from sie_stream.control import ModelLaunch
+from sie_stream.edge.stop import StopFlag
 from sie_stream.replay.versions import Unavailable
 
 
@@ -33,7 +34,7 @@ class World:
     def __init__(self, **script: object) -> None:
         self.answers: dict[str, EngineOutput] = {}
         self.links = SimEngines(Running(), EngineScript(**script))  # type: ignore[arg-type]
-        self.engines = Engines(self.links, 1_000_000, self.answered)
+        self.engines = Engines(self.links, 1_000_000, self.answered, StopFlag())
 
     def answered(self, target: Target, token: object, output: EngineOutput, inference_ms: float) -> None:
         assert token == output.request_id
