@@ -7,8 +7,10 @@ The same machine, the same records, one after the other: a backlog drains throug
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
 import json
+import pstats
 import resource
 import sys
 import time
@@ -27,7 +29,7 @@ from tests.bench.world import engine, world
 RECORDS = 200_000
 
 
-def run(records: int) -> dict[str, float]:
+def run(records: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
     with world() as here, engine(here, Layout(workers=1)) as sie:
         sie.declare([MODEL])
         billed = groups(sie, here.broker.pid)
@@ -36,9 +38,16 @@ def run(records: int) -> dict[str, float]:
         sys.stderr.write(f"live: {live.per_second:.0f}/s\n")
         connection = Connection(Settings(bootstrap_servers=here.bootstrap))
         gc.set_threshold(*GC_THRESHOLDS)
-        started, cpu = time.monotonic(), _cpu_s()
+        usage = [_cpu_s(resource.RUSAGE_SELF), _cpu_s(resource.RUSAGE_CHILDREN)]
+        started = time.monotonic()
+        if profile is not None:
+            profile.enable()
         report = replayed(connection, Asked(Question(model=MODEL), ""), StopFlag())
-        took_s, cpu_s = time.monotonic() - started, _cpu_s() - cpu
+        if profile is not None:
+            profile.disable()
+        took_s = time.monotonic() - started
+        own_s = _cpu_s(resource.RUSAGE_SELF) - usage[0]
+        engine_s = _cpu_s(resource.RUSAGE_CHILDREN) - usage[1]
     assert report.equal == report.replayed == records, (report.replayed, report.equal, report.causes, report.reasons)
     worker_s = live.cpu_s["worker"] + live.cpu_s["engine"]
     return {
@@ -46,22 +55,28 @@ def run(records: int) -> dict[str, float]:
         "live_per_second": round(live.per_second),
         "replay_per_second": round(records / took_s),
         "ratio": round(records / took_s / live.per_second, 3),
-        "us_cpu_replay": round(cpu_s / records * 1e6, 2),
+        "us_cpu_replay": round(own_s / records * 1e6, 2),
+        "us_cpu_replay_engine": round(engine_s / records * 1e6, 2),
         "us_cpu_worker_and_engine": round(worker_s / records * 1e6, 2),
         "us_cpu_ingress": round(live.cpu_s["ingress"] / records * 1e6, 2),
     }
 
 
-def _cpu_s() -> float:
-    """Of this process and of the engines it has waited for."""
-    mine, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
+def _cpu_s(who: int) -> float:
+    """Of this process with all threads, or of the engines it has waited for (their start included)."""
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=RECORDS)
-    print(json.dumps(run(parser.parse_args().records), indent=1))
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    profile = cProfile.Profile() if options.profile else None
+    print(json.dumps(run(options.records, profile), indent=1))
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 
 if __name__ == "__main__":
