@@ -17,6 +17,9 @@ GROUP = "sie-stream-replay"
 """Asked by librdkafka; it has no members and no offsets."""
 POLL_MAX = 5_000
 POLL_MS = 100
+BATCH_MIN = 2_000
+POLLS_MAX = 16
+"""Polls before positions are looked at all the same: beyond the end of a span production goes on writing."""
 FIRST_WAIT_POLLS = 100
 
 Moved = Callable[[int], None]
@@ -64,17 +67,26 @@ class Readers:
 
     def read(self, spans: Iterable[Span], moved: Moved, stop: StopFlag) -> Iterator[list[LogRecord]]:
         """Records of spans of different partitions, as they come; ends early once asked to stop."""
-        ends = {span.place: span.end for span in spans if span.size}
-        at = {span.place: span.start for span in spans if span.size}
+        spans = [span for span in spans if span.size]
+        limits = {(span.topic, span.partition): span.end for span in spans}
+        ends = {span.place: span.end for span in spans}
+        at = {span.place: span.start for span in spans}
         reader = self.records
         reader.assign(at)
+        batch: list[LogRecord] = []
+        polls = 0
         try:
             while ends and not stop:
                 try:
                     records = reader.poll(POLL_MAX, POLL_MS)
                 except Retriable:
                     continue  # passing trouble of Kafka
-                yield [one for one in records if one.offset < ends.get((one.topic, one.partition), 0)]  # type: ignore[call-overload]  # a plain tuple is an equal key
+                batch += [one for one in records if one.offset < limits.get((one.topic, one.partition), 0)]
+                polls += 1
+                if records and len(batch) < BATCH_MIN and polls < POLLS_MAX:
+                    continue  # what is looked up per partition is looked up for many records at once
+                yield batch
+                batch, polls = [], 0
                 for place, end in list(ends.items()):
                     position = min(reader.position(place), end)
                     moved(position - at[place])

@@ -142,7 +142,7 @@ class Replay:
         for spans in [choice.work] if choice.work else self._rounds():
             self._next_topic(spans[0].topic, engines)
             for records in self._readers.read(spans, moved, self._stop):
-                for run in _runs(records):
+                for run in _by_partition(records):
                     self._take(run, every=bool(choice.work))
                 engines.tend()
             if self._stop:
@@ -369,12 +369,12 @@ def _compiled(names: TopicNames, declared: Declared) -> CompiledRoute | None:
     return routes.by_model(declared.launch.model)
 
 
-def _runs(records: list[LogRecord]) -> Iterator[list[LogRecord]]:
-    """Neighbours of one partition."""
-    start = 0
-    for at, record in enumerate(records):
-        if record.partition != records[start].partition or record.topic != records[start].topic:
-            yield records[start:at]
-            start = at
-    if records:
-        yield records[start:]
+def _by_partition(records: list[LogRecord]) -> list[list[LogRecord]]:
+    """In the order of each partition."""
+    found: dict[tuple[str, int], list[LogRecord]] = {}
+    for record in records:
+        run = found.get((record.topic, record.partition))
+        if run is None:
+            run = found[record.topic, record.partition] = []
+        run.append(record)
+    return list(found.values())

@@ -76,7 +76,7 @@ def test_the_routes_of_then_refuse_again_in_any_order() -> None:
 def test_a_pinned_version_says_what_it_would_take() -> None:
     record = request(7, 60)
     original = kept(record, "out_of_range", 150)
-    found = again(HISTORY[2]).decide(record, original)  # type: ignore[arg-type]  # the second declaration
+    found = again(HISTORY[2]).decide(record, original)
     assert found is not None
     assert found.status == "ok"
     assert verdict(original, found).cause == "schema"
