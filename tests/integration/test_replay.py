@@ -131,6 +131,8 @@ def test_results_requests_ids_and_decisions_find_their_work(shell: Shell) -> Non
     # With the one that ingress rejected: its own decisions say the same again.
     report = shell.replay(topic="sie.requests")
     assert (report.replayed, report.equal, report.causes, report.unscored) == (81, 81, {}, {})
+    part = shell.replay(model=MODEL, first="20", until="40", late_ms=1_000)
+    assert 10 <= part.replayed == part.equal <= 20
     report = shell.replay(request_ids=("unknown", "never-sent"))
     assert (report.replayed, report.equal, report.causes) == (1, 1, {"missing": 1})
     told = shell.json("decisions", "--model", MODEL)

@@ -69,7 +69,7 @@ def limit(readers: Readers, places: Sequence[TopicPartition], option: str, text:
     """`120` is an offset in every partition; `10m`, `2h` or an ISO time the offset of that moment."""
     if not text:
         return lambda place: None
-    if text.isascii() and text.isdigit():
+    if _is_offset(text):
         return lambda place: int(text)
     found = readers.records.offsets_at(places, moment(option, text))
     return lambda place: found[place]
@@ -156,19 +156,26 @@ def _results_of(
     gone = any(span.gone for span in spans)
     times = [] if gone else readers.first_times(spans, stop)
     first = readers.records.offsets_at(places, min(times) - SLACK_MS) if times else {}
-    after = [Span(span.topic, span.partition, span.end, span.end + 1) for span in spans]
-    readable = readers.bounds([span.place for span in spans])
-    later = [span for span in after if span.start < readable[span.place].stable]
-    ends: dict[TopicPartition, int] = {}
-    if len(later) == len(spans):
-        times = readers.first_times([_to_end(span, readable[span.place].stable) for span in later], stop)
-        if times:
-            ends = readers.records.offsets_at(places, max(times) + asked.late_ms)
+    end_ms = _end_ms(readers, spans, asked, stop)
+    ends = {} if end_ms is None else readers.records.offsets_at(places, end_ms + asked.late_ms)
     return readers.spans(places, first.get, ends.get)
 
 
-def _to_end(span: Span, stable: int) -> Span:
-    return Span(span.topic, span.partition, span.start, stable)
+def _end_ms(readers: Readers, spans: Sequence[Span], asked: Question, stop: StopFlag) -> int | None:
+    """A moment after which no record of the range was written; None when that is now."""
+    if not asked.until:
+        return None
+    if not _is_offset(asked.until):
+        return moment("--to", asked.until)
+    filled = [span for span in spans if span.size]
+    stable = readers.bounds([span.place for span in filled])
+    after = [Span(span.topic, span.partition, span.end, stable[span.place].stable) for span in filled]
+    times = readers.first_times(after, stop)
+    return max(times) if times and len(times) == len(filled) else None
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _by_decision(readers: Readers, names: TopicNames, asked: Question) -> Choice:
