@@ -17,6 +17,7 @@ from sie_stream.cli import (
     explain,
     maintenance,
     models,
+    replay,
     stream,
     topics,
     topology,
@@ -53,6 +54,7 @@ app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
 app.add_typer(audit.app, name="audit")
+app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
