@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import audit, decisions, demo, doctor, explain, maintenance, models, stream, topics, topology, up
+from sie_stream.cli import (
+    audit,
+    decisions,
+    demo,
+    doctor,
+    explain,
+    maintenance,
+    models,
+    simulate,
+    stream,
+    topics,
+    topology,
+    up,
+)
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -42,6 +55,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
+app.command()(simulate.simulate)
 
 
 def _version(wanted: bool) -> None:
