@@ -6,7 +6,7 @@ replicas of a model from one moment to the next, without a hand-over. What waits
 elsewhere; only what was in an engine fails, because no log has it. A rolling restart ends engines between requests.
 
 - `static`: one model, one GPU. Every replica has a GPU to itself; all GPUs of the fleet are given out, one per model
-  first, the others to the models with the most load per replica. Nothing moves; a lost GPU's replica comes back with it.
+  first, the others to the models with the most load per replica. Nothing moves; what a GPU held comes back with it.
 - `round-robin`: as many replicas as the declarations ask for at least, dealt to the GPUs in turn, skipping those that
   are full or have the model. Lost replicas are dealt again.
 - `first-fit`: the same, each replica on the first GPU with room that has not the model.

@@ -3,7 +3,7 @@
 A station is one replica of one model on one GPU. Policies add, open and remove stations and say which share of their
 model's requests goes to each; `step` plays one step of traffic over all of them. What goes to nobody (no station, or
 partitions between owners) waits with its arrival time; so does what a full station cannot take. Requests are real
-numbers inside (shares of a Poisson count), and none appears or disappears: arrived = completed + failed + in the system.
+numbers inside (shares of a Poisson count), and none appears or disappears: arrived = completed + failed + in system.
 
 Engines on one GPU take turns: with the others busy for a share b of the time in all, an engine runs at 1 / (1 + b).
 """
@@ -74,7 +74,7 @@ class Board:
         self._changed = True
 
     def remove(self, station: int, now_ms: float, killed: bool = False) -> None:
-        """Gone. What waits there waits elsewhere; what was in the engine is done again, or fails, if it was `killed`."""
+        """Gone. What waits there waits elsewhere; what is in its engine is done again, or fails, if it is `killed`."""
         model = int(self.model[station])
         running = float(self._running[station])
         if killed:
@@ -94,7 +94,7 @@ class Board:
         self.paused[station] = paused
 
     def set_shares(self, model: int, shares: Mapping[int, float]) -> None:
-        """Which part of the model's requests goes where; the rest waits. What waits at those that lose share moves on."""
+        """Which part of the model's requests goes where; the rest waits. What waits where share is lost moves on."""
         for station in np.flatnonzero(self.alive & (self.model == model)):
             before, after = float(self.share[station]), shares.get(int(station), 0.0)
             if after < before and station in self._queues:
@@ -132,7 +132,8 @@ class Board:
         done = running + got - left
         inside = done * served.inside
         p99, busy, occupied = served.p99_ms.copy(), served.busy.copy(), served.occupied.copy()
-        full = (got > SATURATED * most) | (left > self._laws.batch * 1.5) & self._laws.continuous
+        full = (got > SATURATED * most) | self.paused[index]
+        full |= (left > self._laws.batch * 1.5) & self._laws.continuous
         if self._queues:
             full |= np.isin(index, list(self._queues))
         for place in np.flatnonzero(full):

@@ -130,7 +130,7 @@ class FoldPolicy:
                     self._restart_next()
 
     def counts(self) -> dict[str, int]:
-        """switches: replicas loaded after the fleet was set up; migrations: replicas moved by a drain or a rebalance."""
+        """switches: replicas loaded; migrations: replicas that handed over to others and went."""
         return {
             "switches": self.board.tally.loads,
             "migrations": self.decisions.get("replica_draining", 0),

@@ -1,4 +1,4 @@
-"""The models of a scenario: declarations as a user would write them, and the same models as arrays for the engine model.
+"""The models of a scenario: declarations as a user would write them, and the same as arrays for the engine model.
 
 Engine laws come from the declared baselines: the latency of one call is a straight line in the batch size, fitted by
 least squares (`line`), as measured on GPUs for most models (Inoue, "Queueing analysis of GPU-based inference servers

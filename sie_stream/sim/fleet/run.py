@@ -32,8 +32,8 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 BASELINES: Mapping[str, type[Baseline]] = {kind.name: kind for kind in (Static, RoundRobin, FirstFit, Lru)}
 OURS = FoldPolicy.name
 LOG_MS = 80.0
-"""From a producer over ingress and worker to a reader of results, without the engine: the p50 that `make bench` measures
-on two cores."""
+"""From a producer over ingress and worker to a reader of results, with next to no engine time: p50 that `make bench`
+measures on two cores."""
 DECISIONS_99 = 0.99
 
 Progress = Callable[[str, float], None]
