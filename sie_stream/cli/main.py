@@ -18,6 +18,7 @@ from sie_stream.cli import (
     maintenance,
     models,
     replay,
+    simulate,
     stream,
     topics,
     topology,
@@ -58,6 +59,7 @@ app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
+app.command()(simulate.simulate)
 
 
 def _version(wanted: bool) -> None:

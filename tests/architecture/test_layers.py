@@ -84,7 +84,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnx": ENGINES,
     "onnxruntime": ENGINES,
     "threadpoolctl": ("gpu_worker/backends/*",),
-    "numpy": ENGINES,
+    "numpy": (*ENGINES, "sie_stream/sim/fleet/*"),
     # decisions
     "ortools": ("scheduler/solver/cpsat.py",),
     # people and observation
