@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 from msgspec import structs
 
@@ -145,7 +146,7 @@ def folded_day(hour_s: float, premium: int = 28, cheap: int = 12, tags: bool = T
         ("report", Station(step_load(0.85, 0.85, 0), 10_000, 20_000, seed=14), NO_SLA_MS, 0, 12, "batch-job"),
     )
     for name, station, sla_ms, least, most, tag in at_first:
-        spec: dict[str, object] = {
+        spec: dict[str, Any] = {
             "replicas": {"min": least, "max": most},
             "tags": [tag] if tags or tag == "high-sla" else [],
             "slas": {} if sla_ms == NO_SLA_MS else {"p99_latency_ms": sla_ms},

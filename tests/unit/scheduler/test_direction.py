@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
 ALIVE = (("w0", "a"), ("w1", "b"), ("w2", "c"))
 
 
-def serving(workers: int = 2, most: int = 0, **fields: object) -> Cluster:
+def serving(workers: int = 2, most: int = 0, **fields: Any) -> Cluster:
     """One replica on each worker."""
     cluster = Cluster()
     cluster.lead()
