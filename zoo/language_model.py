@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpu_worker.backends.torch_backend import TorchBackend, read_network
+from gpu_worker.backends.torch_backend import TorchBackend
 from zoo.package import Package, Sample, write_package
 from zoo.recipes import Recipe
 from zoo.smollm2 import convert
@@ -110,7 +110,7 @@ def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 @torch.inference_mode()
 def likelihood(folder: Path, tokenizer: Any) -> tuple[int, float]:
     """(tokens, mean negative log likelihood in nats) over JUDGED sentences."""
-    network = read_network(folder, "text_generation", torch.float32, "cpu")
+    network: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     count, total = 0, 0.0
     for sentence in sentences()[:JUDGED]:
         ids = torch.tensor([tokenizer.encode(sentence.text, add_special_tokens=False)])
