@@ -88,6 +88,8 @@ def on_loaded(state: WorkerState, event: ModelLoaded) -> None:
     replica.load_ms = event.load_ms
     replica.warmup_ms = event.warmup_ms
     replica.load_attempts = 0
+    replica.sequences_max = event.sequences_max
+    engine.continuous = engine.continuous or event.sequences_max > 0
     replica.state = "ready"
     _become_ready(state, replica)
 

@@ -19,7 +19,7 @@ from zoo.weights import fetched, pins
 GOLDEN_TOKENS = 16
 SAMPLES = 60
 KEYS_VALUES_MB = 180
-"""KV cache of the largest batch at 500 tokens each: 2 x 30 layers x 3 heads x 64 x 4 bytes = 45 KiB a token."""
+"""The KV pool: 4,096 tokens of 2 x 30 layers x 3 heads x 64 x 4 bytes = 45 KiB."""
 JUDGED = 12
 """Sentences whose likelihood the card reports."""
 
@@ -62,7 +62,14 @@ def build(recipe: Recipe, folder: Path) -> None:
     package = Package(
         version="1.0.0",
         service_type="text-generation",
-        config={"kind": "text_generation", "dtype": "float32", "threads": 1, "max_tokens": 48, "context_tokens": 2048},
+        config={
+            "kind": "text_generation",
+            "dtype": "float32",
+            "threads": 1,
+            "max_tokens": 48,
+            "context_tokens": 2048,
+            "kv_mb": KEYS_VALUES_MB,
+        },
         input_schema=INPUT_SCHEMA,
         output_schema=OUTPUT_SCHEMA,
         samples=[

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 DIGEST_BYTES = 16
 
 
-def chained_digests(
-    salt: bytes, tokens: Sequence[int], block_tokens: int, known: Sequence[bytes] = ()
-) -> list[bytes]:
+def chained_digests(salt: bytes, tokens: Sequence[int], block_tokens: int, known: Sequence[bytes] = ()) -> list[bytes]:
     """One digest per full block of `tokens`, each over everything before it too.
 
     salt:  names what besides the tokens decides keys and values: weights, dtype, layout.

@@ -31,7 +31,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Taken from the logits of tokens in the answer so far."""
     frequency_penalty: Penalty = 0.0
     """Taken from the logits of tokens in the answer so far, once for each time."""
-    stop: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...], msgspec.Meta(max_length=STOP_TEXTS_MAX)] = ()
+    stop: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...], msgspec.Meta(max_length=STOP_TEXTS_MAX)
+    ] = ()
     """Texts that end the answer; it ends before them."""
     stop_token_ids: tuple[int, ...] = ()
     """More stop tokens than the model's own."""

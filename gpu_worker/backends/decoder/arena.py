@@ -7,6 +7,9 @@ head width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from mmap import mmap
+
 import torch
 from torch import Tensor
 
@@ -33,8 +36,7 @@ class Arena:
         self.page_bytes = page_bytes
         self.pool = BlockPool(pages)
         self.device = device
-        # On a CPU untouched pages cost nothing: the kernel gives memory at the first write.
-        self.memory = torch.empty((pages, page_bytes), dtype=torch.uint8, device=device)
+        self.memory = _reserved(pages * page_bytes, device).view(pages, page_bytes)
 
     def block_tokens(self, shape: DecoderShape, dtype: torch.dtype) -> int:
         """Tokens of this model that fit into a page, a multiple of BLOCK_TOKENS_MIN; 0: the pages are too small."""
@@ -73,7 +75,21 @@ class ModelPages:
         self.block_tokens = arena.block_tokens(shape, dtype)
         pages = arena.memory.shape[0]
         used = 2 * shape.layers * self.block_tokens * shape.kv_heads * shape.head_width
+        self._memory = arena.memory
         typed = arena.memory[:, : used * dtype.itemsize].view(dtype)
         cut = typed.view(pages, shape.layers, 2, self.block_tokens, shape.kv_heads, shape.head_width)
         self.keys: list[Tensor] = [cut[:, layer, 0] for layer in range(shape.layers)]
         self.values: list[Tensor] = [cut[:, layer, 1] for layer in range(shape.layers)]
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zeros for what is left of another request, or of a model of another dtype: masked places are multiplied by
+        zero, and zero times a NaN is a NaN."""
+        for page in pages:
+            self._memory[page].zero_()
+
+
+def _reserved(size: int, device: str) -> Tensor:
+    """`size` bytes of zeros. On a CPU untouched pages cost nothing: the kernel gives memory at the first write."""
+    if torch.device(device).type == "cpu":
+        return torch.frombuffer(mmap(-1, size), dtype=torch.uint8)
+    return torch.zeros(size, dtype=torch.uint8, device=device)

@@ -158,10 +158,14 @@ def read_network(
 
         def read(name: str) -> Tensor:
             if name not in homes:
-                raise ModelRefused("weights_unreadable", f"{source} lacks tensors that its config.json promises: {name}.")
+                raise ModelRefused(
+                    "weights_unreadable", f"{source} lacks tensors that its config.json promises: {name}."
+                )
             return homes[name].get_tensor(name)
 
         try:
             return DecoderNetwork(shape, read, dtype, precision, device)
         except RuntimeError as error:  # torch: tensors that do not fit together
-            raise ModelRefused("weights_unreadable", f"{source}: tensors do not fit its config.json: {error}") from error
+            raise ModelRefused(
+                "weights_unreadable", f"{source}: tensors do not fit its config.json: {error}"
+            ) from error

@@ -46,13 +46,16 @@ class FastRunner:
             positions += range(chunk.start, chunk.end)
             blocks = chunk.sequence.blocks
             homes += [blocks[position // block] for position in range(chunk.start, chunk.end)]
+        self._pages.clear([page for chunk in chunks if (page := _begun(chunk, block)) is not None])
         device = self._network.device
         where = torch.tensor(positions, device=device)
         attention = GroupedAttention(
             [self._decoding(chunks, group, starts[group[0]]) for group in decoding],
             [self._prompt(chunks[place], starts[place]) for place in prompts],
         )
-        rows = Rows(torch.tensor(ids, device=device), where, torch.tensor(homes, device=device), where % block, attention)
+        rows = Rows(
+            torch.tensor(ids, device=device), where, torch.tensor(homes, device=device), where % block, attention
+        )
         states = self._network.hidden(rows, self._pages)
         return self._logits(states, chunks, all_rows, starts)
 
@@ -176,6 +179,12 @@ def tiles_of(chunks: Sequence[Chunk]) -> list[list[_Place]]:
                 tiles.append({})
             tiles[tile][row] = _Place(row, number, position)
     return [list(tile.values()) for tile in tiles]
+
+
+def _begun(chunk: Chunk, block: int) -> int | None:
+    """The page that the chunk begins and does not fill."""
+    first = chunk.end // block * block
+    return chunk.sequence.blocks[first // block] if chunk.start <= first < chunk.end else None
 
 
 def _padded(blocks: Sequence[int], count: int) -> list[int]:

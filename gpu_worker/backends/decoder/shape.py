@@ -1,9 +1,9 @@
 """What a decoder looks like, from its config.json: the differences between the families of the LLaMA architecture.
 
-  family   differences from Llama
-  mistral  every layer may look back only `sliding_window` tokens
-  qwen2    biases on q, k and v; the upper layers may use a sliding window
-  qwen3    RMS norm over each head of q and k; else as qwen2, without the biases
+family   differences from Llama
+mistral  every layer may look back only `sliding_window` tokens
+qwen2    biases on q, k and v; the upper layers may use a sliding window
+qwen3    RMS norm over each head of q and k; else as qwen2, without the biases
 """
 
 from __future__ import annotations
@@ -100,4 +100,6 @@ def _windows(config: Any, family: str) -> tuple[int | None, ...]:
 def _only(config: Any, key: str, allowed: tuple[str, ...]) -> None:
     value = getattr(config, key, allowed[0])
     if value not in allowed:
-        raise ModelRefused("unsupported_architecture", f"config.json: {key} {value!r} is not one of {', '.join(allowed)}.")
+        raise ModelRefused(
+            "unsupported_architecture", f"config.json: {key} {value!r} is not one of {', '.join(allowed)}."
+        )

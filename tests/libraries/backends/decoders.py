@@ -101,13 +101,17 @@ def load(folder: Path, clock: FixedClock | None = None, **config: Any) -> Decode
     tokenizer = folder / "tokenizer.json"
     asked = launch(folder, "torch", settings)
     if tokenizer.exists():
-        asked = type(asked)(**{name: getattr(asked, name) for name in asked.__struct_fields__} | {"tokenizer": str(tokenizer)})
+        asked = type(asked)(
+            **{name: getattr(asked, name) for name in asked.__struct_fields__} | {"tokenizer": str(tokenizer)}
+        )
     model = TorchBackend(clock or FixedClock()).load(asked)
     assert isinstance(model, DecoderModel)
     return model
 
 
-def ask(request_id: str, prompt: list[int], seed: int | None = None, priority: int = 1, **parameters: Any) -> EngineInput:
+def ask(
+    request_id: str, prompt: list[int], seed: int | None = None, priority: int = 1, **parameters: Any
+) -> EngineInput:
     raw = json.dumps(parameters).encode() if parameters else None
     return row(request_id, {"prompt": "?"}, token_ids=prompt, parameters=raw, seed=seed, priority=priority)
 

@@ -43,7 +43,9 @@ class SlowPool:
         for block in blocks:
             assert self.holders[block] == 0
             if block in self.content:
-                assert all(self.holders[one] or one in self.content for one in range(self.count)), "an empty one is left"
+                assert all(self.holders[one] or one in self.content for one in range(self.count)), (
+                    "an empty one is left"
+                )
                 assert self.idle[0] == block
                 self.idle.pop(0)
                 del self.content[block]
@@ -61,7 +63,8 @@ class SlowPool:
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(("take", "match", "publish", "release")), st.integers(0, 3), st.integers(0, 3)), max_size=40
+    st.tuples(st.sampled_from(("take", "match", "publish", "release")), st.integers(0, 3), st.integers(0, 3)),
+    max_size=40,
 )
 
 
