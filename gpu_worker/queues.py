@@ -91,7 +91,7 @@ class Queues:
             del item.queue.by_key[item.key]
 
     def take(self, engine: Engine, room: Room) -> tuple[Replica, list[Item]] | None:
-        """The next items for this engine: highest lane first, models in turn, as many of the model as there is room for.
+        """The next items for this engine: highest lane first, models in turn, as many as there is room for.
 
         Nothing when nothing waits that a ready replica of this engine has room for.
         """

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchBackend:
-    """Serves decoders on our own engine and encoders on transformers. Threads are a setting of the process, so the last model loaded decides."""
+    """Serves decoders by our own engine (decoder/) and encoders by transformers.
+
+    Threads are a setting of the process, so the last model loaded decides.
+    """
 
     name = "torch"
 

@@ -1,8 +1,9 @@
 """Who holds which block of the paged KV pool, and which blocks can be used again for an equal prefix.
 
-A block keeps the keys and values of a fixed number of consecutive tokens. A full block may be published under the digest
-of all tokens up to its end; who starts with the same tokens shares it. Blocks that nobody holds keep their content until
-somebody needs the room; the one that was given back first goes first. The scheme is vLLM's automatic prefix caching.
+A block keeps the keys and values of a fixed number of consecutive tokens. A full block may be published under the
+digest of all tokens up to its end; who starts with the same tokens shares it. Blocks that nobody holds keep their
+content until somebody needs the room; the one that was given back first goes first. The scheme is that of vLLM's
+automatic prefix caching.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which sequences run in the next step of a decoder, and how many tokens of each. Pure: torch only executes the plan.
 
-First come, first served within a priority. Sequences that decode go first, one token each; prompts share what is left of
-the step's token budget, so a long prompt never holds up running answers (chunked prefill, arXiv:2308.16369). When the
-pool has no block left, the lowest in rank gives its blocks back and is computed again later; what is still cached of it
-then is not computed twice.
+First come, first served within a priority. Sequences that decode go first, one token each; prompts share what is left
+of the step's token budget, so a long prompt never holds up running answers (chunked prefill, arXiv:2308.16369). When
+the pool has no block left, the lowest in rank gives its blocks back and is computed again later; what is still cached
+of it then is not computed twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention of one step over the paged pool.
 
-Rows of a step are tokens of many sequences. Those that decode are attended to together: their pages are gathered into one
-padded tensor. A chunk of a prompt is attended to by itself. In the repeatable form every row is attended to alone, in
-shapes that depend on nothing but its own position.
+Rows of a step are tokens of many sequences. Those that decode are attended to together: their pages are gathered into
+one padded tensor. A chunk of a prompt is attended to by itself. In the repeatable form every row is attended to alone,
+in shapes that depend on nothing but its own position.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Attention(Protocol):
 class DecodingRows:
     """Rows 0..n-1: one new token of each of n sequences, with similar numbers of tokens.
 
-    table: (n, pages) pages of each sequence, padded with any page; lengths: (n) tokens in the pool, the new one included.
+    table:   (n, pages) pages of each sequence, padded with any page
+    lengths: (n) tokens in the pool, the new one included
     """
 
     rows: slice
@@ -113,8 +114,7 @@ class GroupedAttention:
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, layer: Layer) -> Tensor:
         parts = [group(queries[group.rows], layer) for group in self.decoding]
-        for chunk in self.prompts:
-            parts.append(chunk(queries[chunk.rows], keys[chunk.rows], values[chunk.rows], layer))
+        parts += [one(queries[one.rows], keys[one.rows], values[one.rows], layer) for one in self.prompts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -46,8 +46,8 @@ def generator_of(item: EngineInput) -> torch.Generator:
 def next_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """One token id from (vocabulary,) logits.
 
-    Temperature first, then top-k and min-p, then top-p over what they left. Draws by inverse transform over the tokens in
-    order of likelihood: a last-bit difference in the logits then moves the boundaries between tokens by as little,
+    Temperature first, then top-k and min-p, then top-p over what they left. Draws by inverse transform over the tokens
+    in order of likelihood: a last-bit difference in the logits then moves the boundaries between tokens by as little,
     instead of drawing anew.
     """
     if sampling.temperature == 0.0:

@@ -61,7 +61,7 @@ class Flight:
     """The answer up to a stop text, once there was one."""
 
     def choose(self, logits: Tensor, likeliest: int) -> str | None:
-        """Takes the next token from (vocabulary,) logits, whose largest is at `likeliest`. The reason to finish, or None."""
+        """Takes the next token from (vocabulary,) logits, whose largest is `likeliest`. The reason to finish, or None."""
         sampling = self.sampling
         told = logits
         if sampling.penalised:

@@ -1,8 +1,8 @@
 """Matrix products of a decoder, by precision of the weights.
 
 int8 keeps one scale for each output row (symmetric, round to nearest). Few rows are multiplied with the int8 weights
-themselves, so a decoding step reads a quarter of the bytes of float32; for many rows, where arithmetic is what costs, the
-weights are widened first.
+themselves, so a decoding step reads a quarter of the bytes of float32; for many rows, where arithmetic is what costs,
+the weights are widened first.
 """
 
 from __future__ import annotations

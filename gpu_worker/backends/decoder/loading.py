@@ -102,8 +102,8 @@ def _steps(launch: ModelLaunch) -> StepLimits:
     if tokens < sequences:
         raise ModelRefused(
             "invalid_model_config",
-            f"backend.config.step_tokens: {tokens} is less than max_num_seqs ({sequences}); every running request needs "
-            "a token in every step.",
+            f"backend.config.step_tokens: {tokens} is less than max_num_seqs ({sequences}); every running request "
+            "needs a token in every step.",
         )
     return StepLimits(sequences, tokens)
 

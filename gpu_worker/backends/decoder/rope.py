@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864): tables of cosines and sines, with the usual ways to lengthen a context."""
+"""Rotary position embedding (arXiv:2104.09864): cosines and sines, with the usual ways to lengthen a context."""
 
 from __future__ import annotations
 

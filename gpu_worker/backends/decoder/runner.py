@@ -19,8 +19,10 @@ LOGIT_ROWS = 64
 
 class Runner(Protocol):
     def run(self, chunks: Sequence[Chunk], all_rows: Sequence[bool]) -> list[Tensor]:
-        """For each chunk the logits (rows, vocabulary) of its last row, or of all its rows where asked for; a chunk that
-        neither chooses a token nor is asked for all gets none (0 rows)."""
+        """For each chunk the logits (rows, vocabulary) of its last row, or of all its rows where asked for.
+
+        A chunk that neither chooses a token nor is asked for all gets none (0 rows).
+        """
         ...
 
 

@@ -311,7 +311,7 @@ def test_a_config_that_cannot_be_followed_is_refused(config: dict[str, Any], com
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelRefused, match="gpt2.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ModelRefused, match=r"gpt2.*llama, mistral, qwen2, qwen3"):
         load(tmp_path)
 
 

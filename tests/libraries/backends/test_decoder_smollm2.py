@@ -14,7 +14,8 @@ from zoo.texts import chats, sentences
 
 SMOLLM2 = Path(__file__).resolve().parents[3] / ".models" / "smollm2-135m-instruct"
 PROMPTS = 100
-TOKENS = 10
+CHATS = 8
+TOKENS = 8
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,14 +25,12 @@ pytestmark = [
 
 def test_greedy_tokens_are_those_of_transformers_over_100_prompts() -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
-    texts = [sentence.text[: len(sentence.text) // 2] for sentence in sentences()[: PROMPTS - 20]]
-    prompts = [tokenizer.encode(text) for text in texts]
-    prompts += [
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-        for chat in chats(PROMPTS - len(prompts))
-    ]
-    assert len(prompts) == PROMPTS
-    model = load(SMOLLM2, threads=2, max_num_seqs=32, kv_mb=180)
+    texts = [sentence.text for sentence in sentences()]
+    texts = (texts * 2)[: PROMPTS - CHATS]
+    prompts = [tokenizer.encode(text)[place % 7 : 12 + place % 7] for place, text in enumerate(texts)]
+    prompts += [tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats(CHATS)]
+    assert len({tuple(prompt) for prompt in prompts}) == PROMPTS
+    model = load(SMOLLM2, threads=1, max_num_seqs=32, kv_mb=180)
     answers = model.run([ask(str(n), prompt, max_tokens=TOKENS) for n, prompt in enumerate(prompts)])
     network: Any = AutoModelForCausalLM.from_pretrained(SMOLLM2, local_files_only=True, dtype=torch.float32).eval()
     stop = network.generation_config.eos_token_id
