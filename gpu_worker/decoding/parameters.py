@@ -17,6 +17,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """None: the model's default."""
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Stop tokens are not chosen before the answer is that long."""
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] = 0.0
     """0 always takes the likeliest token."""
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from msgspec import Struct
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +56,7 @@ class Sequence:
         return self.ids[self.prompt_tokens :]
 
 
-class Chunk(NamedTuple):
+class Chunk(Struct, frozen=True):
     """Tokens [start, start + count) of a sequence run in one step."""
 
     sequence: Sequence

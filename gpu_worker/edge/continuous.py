@@ -64,26 +64,20 @@ class ContinuousRuns:
             self._stepped_at = entry.started_ms
         for ticket in tickets:
             self._by_ticket[ticket] = entry
-        try:
-            for ticket, item in zip(tickets, message.items, strict=True):
-                refused = model.submit(ticket, item)
-                if refused is not None:
-                    self._ended(ticket, refused)
-        except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
-            self._failed(message.slot, model, error)
+
+        def admit() -> list[tuple[int, EngineOutput]]:
+            answers = [
+                (ticket, model.submit(ticket, item)) for ticket, item in zip(tickets, message.items, strict=True)
+            ]
+            return [(ticket, refusal) for ticket, refusal in answers if refusal is not None]
+
+        self._try(message.slot, model, admit)
 
     def step(self) -> None:
         """One step of every model that has work."""
         for slot, model in list(self._models.items()):
-            if not model.busy:
-                continue
-            try:
-                ended = model.step()
-            except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
-                self._failed(slot, model, error)
-                continue
-            for ticket, output in ended:
-                self._ended(ticket, output)
+            if model.busy:
+                self._try(slot, model, model.step)
         for slot in [slot for slot in self._leaving if not self._models[slot].busy]:
             del self._leaving[slot]
             self._backend.unload(self._models.pop(slot))
@@ -109,6 +103,16 @@ class ContinuousRuns:
         else:
             self._models.pop(slot, None)
             self._backend.unload(model)
+
+    def _try(self, slot: int, model: ContinuousModel, work: Callable[[], list[tuple[int, EngineOutput]]]) -> None:
+        """Let the model work, and pass on what ended with it."""
+        try:
+            ended = work()
+        except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
+            self._failed(slot, model, error)
+            return
+        for ticket, output in ended:
+            self._ended(ticket, output)
 
     def _ended(self, ticket: int, output: EngineOutput) -> None:
         entry = self._by_ticket.pop(ticket)

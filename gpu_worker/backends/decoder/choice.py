@@ -102,6 +102,11 @@ def penalised(logits: Tensor, sampling: Sampling, prompt: Sequence[int], answer:
     return logits
 
 
+def without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """(vocabulary,) logits in which `tokens` cannot be chosen. A copy."""
+    return logits.index_fill(0, torch.tensor(tokens, device=logits.device), float("-inf"))
+
+
 def chosen(logits: Tensor, token: int, top: int) -> Chosen:
     """What to report of `token`, from the (vocabulary,) logits as the network gave them."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)

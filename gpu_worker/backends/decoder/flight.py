@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, failed
-from gpu_worker.backends.decoder.choice import Chosen, chosen, generator_of, next_token, penalised
+from gpu_worker.backends.decoder.choice import Chosen, chosen, generator_of, next_token, penalised, without
 from gpu_worker.decoding.parameters import Sampling, sampling_of
 from gpu_worker.decoding.sequence import Sequence as Tokens
 from gpu_worker.decoding.stops import look_for_stops
@@ -61,13 +61,14 @@ class Flight:
     """The answer up to a stop text, once there was one."""
 
     def choose(self, logits: Tensor, likeliest: int) -> str | None:
-        """Takes the next token from (vocabulary,) logits, whose largest is `likeliest`. The reason to finish, or None."""
+        """Takes the next token from (vocabulary,) logits, the largest at `likeliest`. The reason to finish, or None."""
         sampling = self.sampling
-        told = logits
+        told, length = logits, len(self.tokens.ids) - self.tokens.prompt_tokens
         if sampling.penalised:
             logits = penalised(logits, sampling, self.tokens.ids[: self.tokens.prompt_tokens], self.tokens.answer)
-            token = next_token(logits, sampling, self.generator)
-        elif sampling.temperature == 0.0:
+        if length < sampling.min_tokens and self.stop_token_ids:
+            logits = without(logits, sorted(self.stop_token_ids))
+        if sampling.temperature == 0.0 and logits is told:
             token = likeliest
         else:
             token = next_token(logits, sampling, self.generator)

@@ -64,7 +64,7 @@ class DecoderNetwork:
         self._embedding = get("model.embed_tokens.weight")
         self._norm = get("model.norm.weight")
         head = self._embedding if shape.tied else get("lm_head.weight")
-        self._head: Linear = made(head)
+        self._head: Linear = made(head, None)
         self._head_shared = shape.tied and isinstance(self._head, DenseLinear)
         self._blocks = [_block(shape, number, get, made) for number in range(shape.layers)]
         cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
@@ -73,7 +73,7 @@ class DecoderNetwork:
 
     @property
     def memory_bytes(self) -> int:
-        """What the weights and tables take; a tied embedding counts once."""
+        """What the weights and tables take. A tied embedding counts twice where its two uses need two layouts."""
         tensors = [self._embedding, self._norm, self._cos, self._sin]
         linears = [] if self._head_shared else [self._head]
         for block in self._blocks:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -101,9 +102,7 @@ def load(folder: Path, clock: FixedClock | None = None, **config: Any) -> Decode
     tokenizer = folder / "tokenizer.json"
     asked = launch(folder, "torch", settings)
     if tokenizer.exists():
-        asked = type(asked)(
-            **{name: getattr(asked, name) for name in asked.__struct_fields__} | {"tokenizer": str(tokenizer)}
-        )
+        asked = msgspec.structs.replace(asked, tokenizer=str(tokenizer))
     model = TorchBackend(clock or FixedClock()).load(asked)
     assert isinstance(model, DecoderModel)
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from gpu_worker.backends.base import ContinuousModel, EngineInput, EngineOutput, ModelRefused
 from gpu_worker.backends.decoder.model import DecoderModel
-from gpu_worker.backends.decoder.runner import tiles_of
+from gpu_worker.backends.decoder.runner import FastRunner, tiles_of
 from gpu_worker.decoding.sequence import Chunk, Sequence
 from tests.libraries.backends.decoders import CONTEXT, FAMILIES, STOP, ask, load, prompts, save, with_tokenizer
 from tests.libraries.backends.launching import FixedClock
@@ -33,9 +34,14 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_tokenizer(save(tmp_path_factory.mktemp("talkative"), eos_token_id=None))
 
 
+@functools.cache
+def reference(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
 def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
     """Greedy tokens of transformers, up to the stop token."""
-    network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    network = reference(folder)
     whole = network.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)[0].tolist()
     answer = whole[len(prompt) :]
     return answer[: answer.index(STOP)] if STOP in answer else answer
@@ -95,7 +101,9 @@ def test_what_others_left_in_the_pool_changes_nothing(talkative: Path) -> None:
     items = [ask(str(n), prompt, max_tokens=20) for n, prompt in enumerate(prompts([1, 5, 17, 50]))]
     clean = tokens(load(talkative).run(items))
     model = load(talkative)
-    model._runner._pages._memory.fill_(255)  # NaNs
+    runner = model._runner
+    assert isinstance(runner, FastRunner)
+    runner._pages._memory.fill_(255)  # NaNs
     assert tokens(model.run(items)) == clean
 
 
@@ -167,7 +175,7 @@ def test_a_stop_text_ends_the_answer_before_it_wherever_tokens_are_cut(llama: Pa
 
 def test_log_probabilities_are_those_of_transformers(llama: Path) -> None:
     (prompt,) = prompts([20])
-    network: Any = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    network = reference(llama)
     (answer,) = load(llama).run([ask("a", prompt, max_tokens=5, logprobs=3)])
     told = json.loads(answer.outputs or b"")["logprobs"]
     ids = [*prompt, *(answer.token_ids or [])]
@@ -184,7 +192,7 @@ def test_log_probabilities_are_those_of_transformers(llama: Path) -> None:
 @pytest.mark.parametrize("step_tokens", [8, 256])
 def test_a_prompt_is_scored(step_tokens: int, llama: Path) -> None:
     (prompt,) = prompts([30])
-    network: Any = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    network = reference(llama)
     model = load(llama, step_tokens=step_tokens, max_num_seqs=8)
     model.run([ask("before", prompt)])  # what is cached must not shorten the score
     (answer,) = model.run([ask("a", prompt, score=True)])
@@ -210,6 +218,17 @@ def test_penalties_are_followed(talkative: Path) -> None:
     assert different[0] < different[1] <= 40
     assert different[0] < different[2]
     assert not {5, 9, 11} & set((never.token_ids or [])[:8])
+
+
+def test_an_answer_has_at_least_min_tokens(llama: Path) -> None:
+    (prompt,) = prompts([38], seed=3)
+    model = load(llama)
+    (free,) = model.run([ask("a", prompt, max_tokens=12)])
+    (long,) = model.run([ask("a", prompt, max_tokens=12, min_tokens=12)])
+    assert free.finish_reason == "stop"
+    assert (long.completion_tokens, long.finish_reason) == (12, "length")
+    assert STOP not in (long.token_ids or [])
+    assert (long.token_ids or [])[: free.completion_tokens] == free.token_ids
 
 
 def test_an_urgent_request_is_answered_before_those_that_came_first(llama: Path) -> None:
@@ -281,7 +300,8 @@ def test_stop_texts_need_a_tokenizer(tmp_path: Path) -> None:
 def test_low_precision_stays_near(llama: Path) -> None:
     (prompt,) = prompts([60])
     scores: dict[str, float] = {}
-    for name, config in (("fp32", {}), ("bf16", {"dtype": "bfloat16"}), ("int8", {"precision": "int8"})):
+    configs: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"dtype": "bfloat16"}, "int8": {"precision": "int8"}}
+    for name, config in configs.items():
         (answer,) = load(llama, **config).run([ask("a", prompt, score=True)])
         scores[name] = json.loads(answer.outputs or b"")["log_likelihood"] / (len(prompt) - 1)
     assert scores["bf16"] == pytest.approx(scores["fp32"], abs=0.1)

@@ -14,7 +14,7 @@ def flying(rig: Rig) -> int:
 
 
 def script(**changes: object) -> EngineScript:
-    return EngineScript(**{"continuous": {"m": SIDE_BY_SIDE}, "batch_ms": 50.0, **changes})  # type: ignore[arg-type]
+    return EngineScript(**{"continuous": {"m": SIDE_BY_SIDE}, "batch_ms": 50.0, **changes})
 
 
 def sent(world: World, *names: str, priority: int = 1) -> None:
