@@ -8,6 +8,7 @@ import msgspec
 
 Probability = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 STOP_TEXTS_MAX = 16
 LOGPROBS_MAX = 20
 
@@ -33,10 +34,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Taken from the logits of tokens in the answer so far."""
     frequency_penalty: Penalty = 0.0
     """Taken from the logits of tokens in the answer so far, once for each time."""
-    stop: Annotated[
-        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...], msgspec.Meta(max_length=STOP_TEXTS_MAX)
-    ] = ()
-    """Texts that end the answer; it ends before them."""
+    stop: StopText | Annotated[tuple[StopText, ...], msgspec.Meta(max_length=STOP_TEXTS_MAX)] = ()
+    """A text, or several, that end the answer; it ends before them."""
     stop_token_ids: tuple[int, ...] = ()
     """More stop tokens than the model's own."""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)] | None = None
@@ -45,6 +44,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Generate nothing; report the log-probability of every token of the prompt given those before it."""
     seed: int | None = None
     """Ingress has read it already; the item carries it."""
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def penalised(self) -> bool:

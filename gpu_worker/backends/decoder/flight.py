@@ -84,7 +84,7 @@ class Flight:
     def _stopped(self) -> bool:
         assert self.detokenise is not None, "admitted only with a tokenizer"
         text = self.detokenise(self.tokens.answer)
-        look = look_for_stops(text, self.sampling.stop, min(self.shown, len(text)))
+        look = look_for_stops(text, self.sampling.stop_texts, min(self.shown, len(text)))
         self.shown = look.shown
         if look.stopped:
             self.text = text[: look.shown]

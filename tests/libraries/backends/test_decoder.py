@@ -171,6 +171,8 @@ def test_a_stop_text_ends_the_answer_before_it_wherever_tokens_are_cut(llama: Pa
     (cut,) = model.run([ask("a", [5, 9], max_tokens=20, stop=["never this", text[7:10]])])
     assert json.loads(cut.outputs or b"") == {"text": text[: text.index(text[7:10])], "finish_reason": "stop"}
     assert cut.completion_tokens < whole.completion_tokens
+    (same,) = model.run([ask("a", [5, 9], max_tokens=20, stop=text[7:10])])
+    assert same.outputs == cut.outputs
 
 
 def test_log_probabilities_are_those_of_transformers(llama: Path) -> None:

@@ -69,7 +69,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_pool_keeps_the_promises_of_its_slow_twin(steps: list[tuple[str, int, int]]) -> None:
     pool, twin = BlockPool(COUNT), SlowPool(COUNT)
     held: list[list[int]] = []
