@@ -1,8 +1,8 @@
 """Attention of one step over the paged pool.
 
-Rows of a step are tokens of many sequences. Those that decode are attended to together: their pages are gathered into
-one padded tensor. A chunk of a prompt is attended to by itself. In the repeatable form every row is attended to alone,
-in shapes that depend on nothing but its own position.
+Rows of a step are tokens of many sequences. Those that decode are attended to together: by the compiled kernel, which
+reads the pages where they are, or else gathered into one padded tensor. A chunk of a prompt is attended to by itself.
+In the repeatable form every row is attended to alone, in shapes that depend on nothing but its own position.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attention
+
+from gpu_worker.backends.decoder.compiled import PagedKernel
 
 
 class Layer(NamedTuple):
@@ -32,7 +34,7 @@ class Attention(Protocol):
 
 @dataclass(slots=True)
 class DecodingRows:
-    """Rows 0..n-1: one new token of each of n sequences, with similar numbers of tokens.
+    """One new token of each of n sequences.
 
     table:   (n, pages) pages of each sequence, padded with any page
     lengths: (n) tokens in the pool, the new one included
@@ -41,9 +43,12 @@ class DecodingRows:
     rows: slice
     table: Tensor
     lengths: Tensor
+    kernel: PagedKernel | None = None
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def __call__(self, queries: Tensor, layer: Layer) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(queries, layer.keys, layer.values, self.table, self.lengths, layer.window)
         count, pages = self.table.shape
         block, heads, width = layer.keys.shape[1:]
         places = self.table.reshape(-1)

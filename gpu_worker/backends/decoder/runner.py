@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.backends.decoder.arena import ModelPages
 from gpu_worker.backends.decoder.attention import DecodingRows, GroupedAttention, LoneAttention, LoneRow, PromptRows
+from gpu_worker.backends.decoder.compiled import kernel_for
 from gpu_worker.backends.decoder.network import DecoderNetwork, Rows
 from gpu_worker.decoding.sequence import Chunk
 
@@ -32,6 +33,7 @@ class FastRunner:
     def __init__(self, network: DecoderNetwork, pages: ModelPages) -> None:
         self._network = network
         self._pages = pages
+        self._kernel = kernel_for(network.device, network.dtype)
 
     def run(self, chunks: Sequence[Chunk], all_rows: Sequence[bool]) -> list[Tensor]:
         decoding, prompts = self._sorted(chunks)
@@ -62,13 +64,16 @@ class FastRunner:
         return self._logits(states, chunks, all_rows, starts)
 
     def _sorted(self, chunks: Sequence[Chunk]) -> tuple[list[list[int]], list[int]]:
-        """Places of decoding chunks, grouped so that padding at most doubles what is read; places of the others."""
+        """Places of decoding chunks, and places of the others.
+
+        The first are grouped so that padding at most doubles what is read; the compiled kernel reads no padding.
+        """
         groups: dict[int, list[int]] = {}
         prompts: list[int] = []
         for place, chunk in enumerate(chunks):
             if chunk.count == 1 and chunk.start:
                 pages = -(-chunk.end // self._pages.block_tokens)
-                groups.setdefault(pages.bit_length(), []).append(place)
+                groups.setdefault(pages.bit_length() if self._kernel is None else 0, []).append(place)
             else:
                 prompts.append(place)
         return [groups[size] for size in sorted(groups)], prompts
@@ -79,7 +84,9 @@ class FastRunner:
         longest = -(-max(lengths) // block)
         table = [_padded(chunks[place].sequence.blocks, longest) for place in group]
         rows = slice(first, first + len(group))
-        return DecodingRows(rows, torch.tensor(table, device=device), torch.tensor(lengths, device=device))
+        return DecodingRows(
+            rows, torch.tensor(table, device=device), torch.tensor(lengths, device=device), self._kernel
+        )
 
     def _prompt(self, chunk: Chunk, first: int) -> PromptRows:
         pages = -(-chunk.end // self._pages.block_tokens)

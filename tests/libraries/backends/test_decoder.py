@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from gpu_worker.backends.base import ContinuousModel, EngineInput, EngineOutput, ModelRefused
+from gpu_worker.backends.decoder.attention import DecodingRows, Layer
+from gpu_worker.backends.decoder.compiled import compiled, kernel_for
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.decoder.runner import FastRunner, tiles_of
 from gpu_worker.decoding.sequence import Chunk, Sequence
@@ -74,6 +76,40 @@ def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) ->
     wanted = [expected(folder, prompt, GREEDY) for prompt in asked]
     assert tokens(load(folder).run(items)) == wanted
     assert tokens(load(folder, repeatable=True, step_tokens=32).run(items)) == wanted
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_without_a_compiler_the_tokens_are_the_same(family: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, family)
+    items = [ask(str(n), prompt, max_tokens=GREEDY) for n, prompt in enumerate(prompts([1, 5, 17, 50]))]
+    model = load(folder)
+    wanted = tokens(model.run(items))
+    runner = model._runner
+    assert isinstance(runner, FastRunner)
+    runner._kernel = None
+    assert tokens(model.run(items)) == wanted
+
+
+@pytest.mark.skipif(compiled() is None, reason="no C compiler here")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("width", "window"), [(8, None), (64, None), (64, 20), (128, 5)])
+def test_the_compiled_kernel_attends_as_torch_does(width: int, window: int | None, threads: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    pages = torch.randn((40, 3, 2, 16, 2, width), generator=generator)
+    layer = Layer(pages[:, 1, 0], pages[:, 1, 1], window)
+    table = torch.randperm(40, generator=generator)[:30].view(6, 5)
+    lengths = torch.tensor([1, 16, 17, 80, 33, 64])
+    queries = torch.randn((6, 6, width), generator=generator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        kernel = kernel_for("cpu", torch.float32)
+        assert kernel is not None
+        by_kernel = DecodingRows(slice(0, 6), table, lengths, kernel)(queries, layer)
+    finally:
+        torch.set_num_threads(before)
+    by_torch = DecodingRows(slice(0, 6), table, lengths)(queries, layer)
+    assert torch.allclose(by_kernel, by_torch, atol=2e-6)
 
 
 def test_it_is_a_continuous_model(llama: Path) -> None:
