@@ -24,6 +24,7 @@ from gpu_worker.engine_messages import (
     Raised,
     Run,
     Started,
+    Stepped,
     ToEngine,
     Unload,
     decode_from_engine,
@@ -58,7 +59,10 @@ class Engine:
             self._end.send(encode_message(message))
 
     def hear(self) -> FromEngine:
-        return decode_from_engine(self._end.receive())
+        """The next message that answers something."""
+        while isinstance(message := decode_from_engine(self._end.receive()), Stepped):
+            pass
+        return message
 
     def load(self, folder: Path, **config: Any) -> Loaded:
         settings = {"kind": "text_generation", "kv_mb": 4, "max_num_seqs": 4, **config}

@@ -111,3 +111,19 @@ def test_the_meter_shares_the_time_between_those_that_ran_side_by_side() -> None
     _, (load,) = rig.machine.state.meter.take(rig.machine.state.at_ms, {}, {})
     assert load.completions == 3
     assert load.busy_ms <= 200
+
+
+def test_more_than_fits_is_paused_and_answered_in_time() -> None:
+    settings = Settings(partition_open_max=40, worker_poll_max=20)
+    world, rig = serving(script(batch_ms=6.0), settings)
+    sent(world, *(f"r{n}" for n in range(200)))
+    most = 0
+
+    def done() -> bool:
+        nonlocal most
+        most = max(most, rig.machine.state.open_total)
+        return len(world.results()) == 200
+
+    rig.run_until(done)
+    assert SIDE_BY_SIDE < most <= 40 + 20
+    assert {result.status for result in world.results().values()} == {"ok"}
