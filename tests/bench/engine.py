@@ -28,6 +28,11 @@ from sie_stream.edge.clock import SystemClock
 SMOLLM2 = Path(__file__).resolve().parents[2] / ".models" / "smollm2-135m-instruct"
 PROMPT, ANSWER = 128, 64
 CONCURRENCY = (1, 8, 32)
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"dtype": "bfloat16"},
+    "int8": {"precision": "int8"},
+}
 READ_BYTES = 512 * 1024 * 1024
 
 
@@ -99,17 +104,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCY))
-    parser.add_argument("--bf16", action="store_true", help="slow where the processor has no bf16 arithmetic")
+    parser.add_argument(
+        "--precision", nargs="+", choices=list(PRECISIONS), default=["fp32", "int8"], help="bf16 needs hardware for it"
+    )
     options = parser.parse_args(arguments)
     threads = options.threads
     torch.set_num_threads(threads)
-    forms: dict[str, dict[str, Any]] = {"fp32": {}, "int8": {"precision": "int8"}}
-    if options.bf16:
-        forms["bf16"] = {"dtype": "bfloat16"}
     rate = read_rate()
     found: dict[str, Any] = {"threads": threads, "read_gb_per_s": rate / 1e9, "load": os.getloadavg()}
     network: Any = AutoModelForCausalLM.from_pretrained(SMOLLM2, local_files_only=True, dtype=torch.float32).eval()
-    models = {name: decoder(threads, **config) for name, config in forms.items()}
+    models = {name: decoder(threads, **PRECISIONS[name]) for name in options.precision}
     for name, model in models.items():
         found[f"{name}_steps_per_s_by_memory"] = rate / model.memory_bytes
         ours(model, 1)

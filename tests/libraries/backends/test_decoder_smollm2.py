@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.timeout(400)  # half a minute of processor time; much longer beside other work
 def test_greedy_tokens_are_those_of_transformers_over_100_prompts() -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
     texts = [sentence.text for sentence in sentences()]
