@@ -17,7 +17,15 @@ SEED ?=
 SCENARIO ?=
 UV_VERSION := 0.13.9
 BIN := .venv/bin
-CODE := sie_stream topics schemas processors scheduler gpu_worker zoo tests
+PACKAGES := sie_stream topics schemas processors scheduler gpu_worker zoo
+CODE := $(PACKAGES) tests
+
+# `make check` is for the minute before a commit: types of what is shipped, few examples for each property.
+# `make test` looks at everything.
+TYPES = $(PACKAGES)
+EXAMPLES = quick
+test: TYPES = $(CODE)
+test: EXAMPLES = ci
 
 # Stamps live inside what they vouch for, so removing an environment removes its stamp.
 READY := .venv/.ready
@@ -59,7 +67,7 @@ check: $(READY) ## Format, lint, types, unit and architecture tests; about a min
 	stage "format"; $(BIN)/ruff format --check $(CODE)
 	stage "lint"; $(BIN)/ruff check $(CODE)
 	stage "types (beside the tests), unit and architecture tests"
-	beside "$(BIN)/pyright" run_tests -n 2 --dist loadfile tests/unit tests/architecture
+	beside "$(BIN)/pyright $(TYPES)" run_tests --hypothesis-profile=$(EXAMPLES) -n 2 --dist loadfile tests/unit tests/architecture
 
 .PHONY: test
 test: check models ## Every test: check, then libraries, contract, simulation, integration and chaos

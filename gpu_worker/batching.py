@@ -126,9 +126,13 @@ def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted
     if not answers:
         return
     state.outcomes.answered(Turn(batch, event.inference_ms, state.now_ms), answers, state.output)
+    if not batch.replica.answered:
+        batch.replica.answered = True
+        state.first_answers.append(batch.replica)
     items = [item for item, _ in answers]
     latency_ms = state.now_ms - items[0].work.requested_at_ms
-    state.meter.answered(batch.replica.key.model, len(items), busy_ms, latency_ms)
+    key = batch.replica.key
+    state.meter.answered(key.model, key.device, len(items), busy_ms, latency_ms)
     for partition, run in runs_of(items):
         partition.running -= len(run)
     finish(state, items)

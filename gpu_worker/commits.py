@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded
 from gpu_worker.outcomes import Output
+from gpu_worker.state import Replica
 from gpu_worker.worker_state import WorkerState
+from sie_stream.control import ReplicaAnswered
 from sie_stream.records import LogWrite
 
 ABORTS_BEFORE_COPIES_DROP = 3
@@ -29,6 +31,8 @@ class Commits:
     """Its id; 0: none."""
     writes: Sequence[LogWrite] = ()
     copies: Sequence[LogWrite] = ()
+    first_answers: Sequence[Replica] = ()
+    """Replicas whose first results it holds."""
     aborts_in_a_row: int = 0
     renew_at: float = 0.0
 
@@ -51,6 +55,7 @@ def start(state: WorkerState, commits: Commits) -> None:
         topics = ", ".join(sorted({write.topic for write in commits.copies}))
         state.note("copies_dropped", count=len(commits.copies), topics=topics)
         commits.copies = ()
+    commits.first_answers, state.first_answers = state.first_answers, []
     state.output = Output([], [])
     state.committing = state.dirty
     state.dirty = {}
@@ -67,10 +72,20 @@ def on_succeeded(state: WorkerState, commits: Commits, event: CommitSucceeded) -
     for partition in state.committing.values():
         partition.written_at = state.at_ms
     state.committing = {}
+    _report_first_answers(state, commits)
     commits.under_way = 0
-    commits.writes = commits.copies = ()
+    commits.writes = commits.copies = commits.first_answers = ()
     commits.aborts_in_a_row = 0
     state.pacer.succeeded(event.took_ms)
+
+
+def _report_first_answers(state: WorkerState, commits: Commits) -> None:
+    identity = state.identity
+    for replica in commits.first_answers:
+        key = replica.key
+        state.reports.append(
+            ReplicaAnswered(identity.worker, identity.incarnation, key.model, key.version, key.placement_epoch)
+        )
 
 
 def on_aborted(state: WorkerState, commits: Commits, event: CommitAborted) -> None:
@@ -78,9 +93,10 @@ def on_aborted(state: WorkerState, commits: Commits, event: CommitAborted) -> No
     assert event.commit_id == commits.under_way, (event.commit_id, commits.under_way)
     state.output = Output([*commits.writes, *state.output.writes], [*commits.copies, *state.output.copies])
     state.dirty = {**state.committing, **state.dirty}
+    state.first_answers = [*commits.first_answers, *state.first_answers]
     state.committing = {}
     commits.under_way = 0
-    commits.writes = commits.copies = ()
+    commits.writes = commits.copies = commits.first_answers = ()
     commits.aborts_in_a_row += 1
     state.pacer.aborted(state.at_ms)
     state.note("commit_aborted", reason=event.reason, in_a_row=commits.aborts_in_a_row)

@@ -80,6 +80,19 @@ class CommitAborted(Struct, frozen=True):
     reason: str
 
 
+class DeviceFailed(Struct, frozen=True):
+    """One of our devices is gone; `cause` as the driver says it."""
+
+    device: str
+    cause: str
+
+
+class DeviceMended(Struct, frozen=True):
+    """It is in order again."""
+
+    device: str
+
+
 class StopRequested(Struct, frozen=True):
     """Start nothing more; finish what runs, commit it, and leave."""
 
@@ -94,6 +107,8 @@ WorkerEvent = (
     | PositionLost
     | CommitSucceeded
     | CommitAborted
+    | DeviceFailed
+    | DeviceMended
     | StopRequested
     | EngineEvent
 )

@@ -8,7 +8,7 @@ sends none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from gpu_worker.committer import CommitPort
@@ -74,6 +74,7 @@ class WorkerHost:
         clock: Clock,
         names: TopicNames,
         observers: Iterable[Observer[WorkerEvent, WorkerCommand]] = (),
+        device_changes: Callable[[], Sequence[WorkerEvent]] = tuple,
     ) -> None:
         self.machine = machine
         self._work = work
@@ -84,6 +85,7 @@ class WorkerHost:
         self._clock = clock
         self._names = names
         self._observers = tuple(observers)
+        self._device_changes = device_changes
         self._events: deque[WorkerEvent] = deque()
         self._commit: Commit | None = None
         self._to_position: dict[TopicPartition, int] = {}
@@ -128,6 +130,7 @@ class WorkerHost:
             events.append(outcome)
         events.extend(self._events)
         self._events.clear()
+        events.extend(self._device_changes())
         events.extend(read_out)
         events.extend(answers)
         events.extend(self._poll_placements())

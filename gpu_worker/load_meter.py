@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sie_stream.control import ModelLoad
+from sie_stream.loads import DeviceLoad, ModelLoad
 
 EVERY_MS = 2_000.0
+FULL_BP = 10_000
 LATENCIES_MAX = 512
 """One per batch is kept; more in one window are not needed for a p99."""
 
@@ -23,15 +24,18 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._models: dict[str, _Tally] = {}
+        self._devices: dict[str, float] = {}
+        """Milliseconds that engines of the device were busy."""
         self._since: float | None = None
         """When the present window began; None before the first look."""
 
     def arrived(self, model: str, count: int) -> None:
         self._of(model).arrivals += count
 
-    def answered(self, model: str, count: int, busy_ms: float, latency_ms: int) -> None:
+    def answered(self, model: str, device: str, count: int, busy_ms: float, latency_ms: int) -> None:
         """One batch: `busy_ms` of the engine, `latency_ms` of its first request, which waited longest in its lane."""
         tally = self._of(model)
+        self._devices[device] = self._devices.get(device, 0.0) + busy_ms
         tally.completions += count
         tally.busy_ms += busy_ms
         if len(tally.latencies_ms) < LATENCIES_MAX:
@@ -42,8 +46,10 @@ class LoadMeter:
             self._since = at_ms
         return at_ms - self._since >= EVERY_MS
 
-    def take(self, at_ms: float, waiting: dict[str, int], running: dict[str, int]) -> tuple[int, tuple[ModelLoad, ...]]:
-        """(window in ms, what was done and what is left, by model); models without anything are left out."""
+    def take(
+        self, at_ms: float, waiting: dict[str, int], running: dict[str, int]
+    ) -> tuple[int, tuple[ModelLoad, ...], tuple[DeviceLoad, ...]]:
+        """(window in ms, what was done and what is left by model, by device); without those that had nothing."""
         window_ms = max(1, round(at_ms - (at_ms if self._since is None else self._since)))
         self._since = at_ms
         models = dict.fromkeys([*self._models, *waiting, *running])
@@ -61,8 +67,13 @@ class LoadMeter:
             )
             if load.arrivals or load.completions or load.waiting or load.running:
                 loads.append(load)
+        devices = tuple(
+            DeviceLoad(device, min(round(busy_ms * FULL_BP / window_ms), FULL_BP))
+            for device, busy_ms in self._devices.items()
+        )
         self._models.clear()
-        return window_ms, tuple(loads)
+        self._devices.clear()
+        return window_ms, tuple(loads), devices
 
     def _of(self, model: str) -> _Tally:
         tally = self._models.get(model)

@@ -25,6 +25,8 @@ from gpu_worker.engine_port import (
 from gpu_worker.facts import (
     CommitAborted,
     CommitSucceeded,
+    DeviceFailed,
+    DeviceMended,
     Identity,
     PartitionPositioned,
     PartitionReadOut,
@@ -43,14 +45,14 @@ from gpu_worker.pacing import CommitPacer
 from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, reload_after_death
 from gpu_worker.retries import on_batch_failed, on_engine_died
 from gpu_worker.worker_state import WorkerState
-from sie_stream.control import WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
+from sie_stream.control import DeviceBack, DeviceLost, WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
 from sie_stream.settings import Settings
 
 SWEEP_MS = 100.0
 """How often waiting items are looked through for passed deadlines."""
 BUSY_WAIT_MS = 1.0
 SLOW_WAIT_MS = 4.0
-IDLE_WAIT_MS = 100.0
+IDLE_WAIT_MS = 200.0
 """While an engine or a transaction is at work the host waits for them, and looks at the topics this often."""
 
 
@@ -163,6 +165,12 @@ class WorkerMachine:
                 engine = engine_of(state, event.engine)
                 on_engine_died(state, engine, event)
                 reload_after_death(state, engine, event.cause)
+            case DeviceFailed():
+                identity = state.identity
+                lost = DeviceLost(identity.worker, identity.incarnation, event.device, event.cause)
+                state.reports.append(lost)
+            case DeviceMended():
+                state.reports.append(DeviceBack(state.identity.worker, state.identity.incarnation, event.device))
             case StopRequested():
                 state.stopping = True
                 partitions.drain_all(state)
@@ -209,9 +217,9 @@ class WorkerMachine:
             return
         running = {model: sum(p.running for p in places.values()) for model, places in state.by_model.items()}
         waiting = {model: count - running.get(model, 0) for model, count in state.open_by_model.items() if count}
-        window_ms, loads = state.meter.take(state.at_ms, waiting, running)
+        window_ms, loads, devices = state.meter.take(state.at_ms, waiting, running)
         if loads:
-            state.reports.append(WorkerLoad(identity.worker, identity.incarnation, window_ms, loads))
+            state.reports.append(WorkerLoad(identity.worker, identity.incarnation, window_ms, loads, devices))
 
     def _sweep_expired(self) -> None:
         state = self.state

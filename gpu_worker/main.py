@@ -26,10 +26,12 @@ from gpu_worker.committer import TransactionRunner
 from gpu_worker.edge.commit_thread import ThreadCommitter
 from gpu_worker.edge.devices import find_devices, find_topology
 from gpu_worker.edge.engine_link import EngineLinks
+from gpu_worker.edge.gpu_health import GpuHealth
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
+from gpu_worker.isolation import ENGINE_NICE
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
 from sie_stream.deadline import Deadline
@@ -39,7 +41,7 @@ from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransa
 from sie_stream.edge.logs import configure_logs
 from sie_stream.edge.stop import EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError, did_you_mean
-from sie_stream.settings import Settings
+from sie_stream.settings import TIERS, Settings
 from sie_stream.topology.records import GpuTopology
 from sie_stream.worker_marks import parse_labels, parse_taints
 
@@ -83,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--incarnation", default="", help="unique name of this life of the process (made if absent)")
     parser.add_argument("--memory-mb", type=int, default=None, help="declared memory of the cpu device")
+    parser.add_argument("--tier", choices=TIERS, default=None, help="default: setting worker_tier")
     parser.add_argument("--backends", default="", help="comma-separated; default: all that are installed")
     return parser
 
@@ -107,7 +110,7 @@ def make_identity(options: argparse.Namespace, settings: Settings, topology: Gpu
         versions=_versions(),
         labels=parse_labels(settings.worker_labels),
         taints=parse_taints(settings.worker_taints),
-        tier=settings.worker_tier,
+        tier=settings.worker_tier if options.tier is None else options.tier,
         topology=Raw(msgspec.json.encode(topology)),
     )
 
@@ -154,7 +157,7 @@ class WorkerProcess:
         placements = KafkaReader(bootstrap, names.worker_group, overrides)
         # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0)
-        engines = EngineLinks(settings.engine_threads)
+        engines = EngineLinks(settings.engine_threads, ENGINE_NICE[identity.tier])
         runner = TransactionRunner(writer, work, clock, names.prefix)
         committer = ThreadCommitter(runner, engines.wake)
         outcomes = Outcomes(
@@ -166,7 +169,11 @@ class WorkerProcess:
         )
         machine = WorkerMachine(identity, settings, outcomes)
         observer = LogObserver(self._log)
-        host = WorkerHost(machine, work, placements, committer, reports, engines, clock, names, (observer,))
+        health = GpuHealth(identity.devices, self._log)
+        host = WorkerHost(
+            machine, work, placements, committer, reports, engines, clock, names, (observer,), health.changes
+        )
+        health.start()
         try:
             host.run_turn()
             calm_garbage_collector()
@@ -177,6 +184,7 @@ class WorkerProcess:
             observer.tell_counts()
             reports.flush(FLUSH_MS)
         finally:
+            health.close()
             engines.close()
         committer.close(FLUSH_MS / 1000)
         for client in (work, placements, writer, reports):

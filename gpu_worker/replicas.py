@@ -26,7 +26,7 @@ def follow_replicas(state: WorkerState, model: str, row: PlacementRow | None) ->
 
 def _add(state: WorkerState, key: ReplicaKey, placed: ReplicaPlacement) -> None:
     engine_key = EngineKey(placed.device, placed.launch.backend)
-    replica = Replica(key, engine_key, state.next_slot, placed.launch)
+    replica = Replica(key, engine_key, state.next_slot, placed.launch, listed_at=state.at_ms)
     state.next_slot += 1
     state.replicas[key] = replica
     state.slots[replica.slot] = replica
@@ -72,6 +72,7 @@ def start_load(state: WorkerState, engine: Engine, replica: Replica) -> None:
     engine.loading = replica
     replica.state = "loading"
     replica.loading_since = state.at_ms
+    replica.waited_ms = round(state.at_ms - replica.listed_at)
     engine.running = True
     state.commands.append(LoadModel(engine.key, replica.slot, replica.launch))
 
@@ -87,6 +88,7 @@ def on_loaded(state: WorkerState, event: ModelLoaded) -> None:
     replica.weights_digest = event.weights_digest
     replica.load_ms = event.load_ms
     replica.warmup_ms = event.warmup_ms
+    replica.engine_start_ms = max(0, round(state.at_ms - replica.loading_since) - event.load_ms - event.warmup_ms)
     replica.load_attempts = 0
     replica.sequences_max = event.sequences_max
     engine.continuous = engine.continuous or event.sequences_max > 0
@@ -116,6 +118,8 @@ def _become_ready(state: WorkerState, replica: Replica) -> None:
             replica.memory_bytes,
             replica.load_ms,
             replica.warmup_ms,
+            replica.waited_ms,
+            replica.engine_start_ms,
         )
     )
 

@@ -95,8 +95,16 @@ class Replica:
     loading_since: float = NEVER
     memory_bytes: int = 0
     weights_digest: str = ""
+    listed_at: float = NEVER
+    """When the row that placed it was read."""
+    waited_ms: int = 0
+    """From there to the order to load it."""
+    engine_start_ms: int = 0
+    """From that order to the beginning of the load."""
     load_ms: int = 0
     warmup_ms: int = 0
+    answered: bool = False
+    """Whether any of its results were ready to be committed."""
     finisher: Finisher | None = None
     """There while the replica is ready."""
     sequences_max: int = 0

@@ -65,6 +65,9 @@ class WorkerState:
     output: Output = field(default_factory=lambda: Output([], []))
     """Results that are in no commit yet."""
 
+    first_answers: list[Replica] = field(default_factory=list)
+    """Replicas whose first results are in no commit yet."""
+
     meter: LoadMeter = field(default_factory=LoadMeter)
     stopping: bool = False
     commands: list[WorkerCommand] = field(default_factory=list)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sie_stream.errors import RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
-from sie_stream.ports import Clock, GroupReader, LogReader, TransactionalWriter
+from sie_stream.ports import Clock, GroupReader, LogReader, PlainWriter, TransactionalWriter
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 
 TOPIC_KNOWN_MS = 60_000
@@ -22,11 +22,13 @@ class Ports(Struct, frozen=True):
 
     make_reader:       a reader without membership whose offsets are those of the group.
     make_group_reader: a member of the group.
+    make_plain_writer: for sie.cluster, outside any transaction: an open one there would hold up the scheduler.
     """
 
     make_reader: Callable[[str], LogReader]
     make_group_reader: Callable[[str], GroupReader]
     writer: TransactionalWriter
+    make_plain_writer: Callable[[], PlainWriter]
     clock: Clock
 
 

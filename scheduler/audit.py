@@ -14,7 +14,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from scheduler.machine import SchedulerMachine, fold_settings, in_force
+from scheduler.guard import GuardedMachine
+from scheduler.machine import fold_settings, in_force
 from scheduler.state import ClusterState
 from schemas.codec import decode_cluster, decode_decision, encode_decision
 from schemas.wire import CodecError
@@ -120,7 +121,7 @@ def refold(settings: Settings, records: Iterable[LogRecord], until: int, state: 
             if isinstance(fact, SchedulerElected):
                 told = fact.settings
                 break
-    machine = SchedulerMachine(in_force(settings, told), state)
+    machine = GuardedMachine(in_force(settings, told), state)
     for part in (first, facts):
         for record, fact in part:
             if isinstance(fact, SchedulerElected):

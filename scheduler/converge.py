@@ -15,6 +15,7 @@ from scheduler.limits import RETRIES_MAX
 from scheduler.offers import placement_problem, wish_of
 from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
 from scheduler.placement import Chosen, ReplicaWish, Unplaceable, place
+from scheduler.replanning import make_room, waits_for_plan
 from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
 from sie_stream.decisions import SolverRun
@@ -94,14 +95,18 @@ def _place_missing(step: Step, models: list[ModelState]) -> None:
         stay_after_all(step, model)
     wishes: list[ReplicaWish] = []
     for model in models:
-        if _missing(model) > 0 and _may_place(step, model):
+        if _missing(model) > 0 and not waits_for_plan(step.state, model) and _may_place(step, model):
             wishes.extend([wish_of(model)] * _missing(model))
     if not wishes:
         return
     plan = place(placement_problem(step.state, wishes, step.settings.placement_packing))
     for chosen in plan.chosen:
         _list_replica(step, step.state.models[chosen.wish.model], chosen, plan.solver)
+    if plan.unplaceable:
+        make_room(step, plan.unplaceable)
     for refused in plan.unplaceable:
+        if waits_for_plan(step.state, step.state.models[refused.wish.model]):
+            continue
         _say_unplaceable(step, step.state.models[refused.wish.model], refused)
 
 
@@ -122,8 +127,10 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
         model.unplaced = ()
         model.message = ""
     model.timings_ms.setdefault("placed", step.now_ms)
+    lost_at = model.lost_at
     if _missing(model) == 0:
         model.lost_workers = ()
+        model.lost_at = None
     step.decide(
         "replica_placed",
         model.model,
@@ -144,6 +151,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
         facts=(
             step.fact(model.applied_offset, "ApplyModel"),
             step.fact(step.state.workers[replica.worker].joined_offset, "WorkerJoined"),
+            step.fact(lost_at.offset, lost_at.kind) if lost_at else None,
         ),
         moves=(came(model.model, replica),),
         memory=memory_changes(step.state, added=(replica,)),
@@ -224,6 +232,8 @@ def _settle(step: Step, model: ModelState) -> None:
     if serving and serving[0].generation == model.generation:
         _drain_older(step, model)
         drain_leaving(step, model, serving)
+    elif not model.replicas_wanted:
+        drain_leaving(step, model, ())
     _publish_route(step, model)
     if model.partitions:
         moves = share_out(model.partitions, len(model.partitions) // model.route.lanes, [r.key for r in serving])
@@ -233,6 +243,8 @@ def _settle(step: Step, model: ModelState) -> None:
             ask_back(partition)
         for partition, owner in moves.assign:
             assign(partition, owner, step.offset)
+        if moves.assign and serving[0].generation == model.generation:
+            model.timings_ms.setdefault("assigned", step.now_ms)
         if moves.assign or asked:
             step.touch("placements", model.model)
             _say_moves(step, model, moves.assign, asked)
@@ -299,7 +311,9 @@ def _publish_route(step: Step, model: ModelState) -> None:
         unchanged = model.routed_generation == model.generation and route.width == width
         if unchanged or older_in_charge:
             return
-    model.published_route = structs.replace(model.route, route_epoch=step.offset, width=width)
+    model.published_route = structs.replace(
+        model.route, route_epoch=step.offset, width=width, asleep=not model.replicas_wanted
+    )
     model.routed_generation = model.generation
     step.decide(
         "route_published",

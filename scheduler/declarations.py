@@ -126,6 +126,8 @@ def _new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
     model.rules = accepted.rules
     redeclare(model, accepted.scaling, accepted.replicas_wanted)
     model.width = max(accepted.width, model.width)
+    model.sla_missed = ()  # what was learnt about another version does not hold
+    model.sla_streak = {}
     model.failures = 0
     model.retry_at_ms = 0
     model.failed_on = ()
@@ -197,6 +199,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
         step.decide("delete_ignored", record.model, why, chosen={"actor": record.actor})
         return
     model.status = "deleting"
+    model.replicas_wanted = max(1, model.replicas_wanted)  # one that sleeps may have work that nobody has seen yet
     model.delete_at_ms = step.now_ms + DELETE_LINGER_MS
     model.published_route = None
     model.routed_generation = 0
@@ -247,6 +250,7 @@ def topic_ensured(step: Step, record: TopicEnsured) -> None:
         model.topic_due_ms = NEVER_MS
         model.topic_failures = 0
         model.message = ""
+    model.timings_ms.setdefault("topic_ready", step.now_ms)
     step.look_at(model)
 
 

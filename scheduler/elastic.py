@@ -1,10 +1,8 @@
 """Elastic replicas in the fold: loads that workers report become the number of replicas wanted.
 
-Only models that declare more than one number (replicas min < max) are looked at, every EVERY_MS of log time. A model of
-which nobody reports anything has nothing to do. What is decided, and why it is calm, is in autoscale.py.
-
-A model with `min: 0` keeps one replica all the same: nobody reports a topic that no worker reads, so nothing would wake
-it up.
+Only models that declare more than one number (replicas min < max) are sized, every EVERY_MS of log time. A model of
+which nobody reports anything has nothing to do. What is decided, and why it is calm, is in autoscale.py; how a model
+without replicas hears of work, in sleep.py; who has fewer than it needs so that others have theirs, in relief.py.
 """
 
 from __future__ import annotations
@@ -13,9 +11,13 @@ from msgspec import structs
 
 from scheduler.autoscale import ScalePolicy, decide, first_state
 from scheduler.demand import Load
-from scheduler.state import LoadTally, ModelState
+from scheduler.direction import direct_traffic
+from scheduler.relief import give_way, lacks_guarantee
+from scheduler.sleep import sleeps, want_replicas
+from scheduler.state import ClusterState, LoadTally, ModelState
 from scheduler.step import Step
-from sie_stream.control import ModelLoad, WorkerLoad
+from sie_stream.control import WorkerLoad, WorkWaiting
+from sie_stream.loads import ModelLoad
 
 EVERY_MS = 5_000
 COLD_START_MS = 5_000
@@ -23,30 +25,41 @@ COLD_START_MS = 5_000
 DEMAND_MS = 1
 """Assumed until requests were completed."""
 FULL_BP = 10_000
+INGRESS = "ingress"
+"""In place of a worker's name, for what nobody has taken up yet."""
 COUNT_MAX = 1 << 40
 """No worker counts further in two seconds; what is written to the log by others must not stop the fold."""
 
 
 def worker_load(step: Step, record: WorkerLoad) -> None:
     """Add what a worker reports to the tallies of its models."""
-    if not step.state.live(record.worker, record.incarnation) or not all(map(_is_sane, record.models)):
+    worker = step.state.workers.get(record.worker)
+    sane = all(map(_is_sane, record.models)) and all(0 <= one.busy_bp <= FULL_BP for one in record.devices)
+    if worker is None or not step.state.live(record.worker, record.incarnation) or not sane:
         step.ignore()
         return
+    there = {device.device for device in worker.devices}
+    worker.busy_bp = {one.device: one.busy_bp for one in record.devices if one.device in there}
+    worker.load_ms = step.now_ms
     for load in record.models:
         model = step.state.models.get(load.model)
-        if model is None or model.scaling is None:
-            continue
-        tally = model.load
-        known = [p99 for p99 in (tally.p99_ms, load.p99_ms) if p99 is not None]
-        model.load = LoadTally(
-            since_ms=tally.since_ms,
-            arrivals=tally.arrivals + load.arrivals,
-            completions=tally.completions + load.completions,
-            busy_ms=tally.busy_ms + load.busy_ms,
-            p99_ms=max(known, default=None),
-            waiting={**tally.waiting, record.worker: load.waiting},
-            running={**tally.running, record.worker: load.running},
-        )
+        if model is not None:
+            model.load = _added(model.load, record.worker, load)
+
+
+def _added(tally: LoadTally, worker: str, load: ModelLoad) -> LoadTally:
+    p99_ms = tally.p99_ms
+    if load.p99_ms is not None:
+        p99_ms = {**p99_ms, worker: max(p99_ms.get(worker, 0), load.p99_ms)}
+    return LoadTally(
+        since_ms=tally.since_ms,
+        arrivals=tally.arrivals + load.arrivals,
+        completions=tally.completions + load.completions,
+        busy_ms=tally.busy_ms + load.busy_ms,
+        p99_ms=p99_ms,
+        waiting={**tally.waiting, worker: load.waiting},
+        running={**tally.running, worker: load.running},
+    )
 
 
 def _is_sane(load: ModelLoad) -> bool:
@@ -54,26 +67,33 @@ def _is_sane(load: ModelLoad) -> bool:
     return all(0 <= count <= COUNT_MAX for count in counts)
 
 
-def scale_models(step: Step) -> None:
-    """Part of a tick."""
+def look_at_loads(step: Step) -> None:
+    """Part of a tick: direct the traffic of every model, then size the elastic ones, then see who has to give way."""
     state = step.state
     if step.now_ms < state.scale_due_ms:
+        if any(lacks_guarantee(model) for model in state.models.values()):
+            give_way(step)
         return
     state.scale_due_ms = step.now_ms + EVERY_MS
     for model in state.models.values():
-        if model.scaling is not None and model.status == "accepted" and model.routed_generation:
-            _scale(step, model)
+        tally, model.load = model.load, LoadTally(since_ms=step.now_ms)
+        if model.status == "accepted" and model.routed_generation:
+            direct_traffic(step, model, tally, EVERY_MS)
+            if model.scaling is not None:
+                scale(step, model, tally)
+    give_way(step)
 
 
-def _scale(step: Step, model: ModelState) -> None:
+def scale(step: Step, model: ModelState, tally: LoadTally) -> None:
+    """One more observation of an elastic model, and what follows for its replicas."""
     assert model.scaling is not None
     before = model.scale_state or first_state(model.scaling, step.now_ms, model.replicas_wanted)
-    load = _load(step.now_ms, model)
-    model.load = LoadTally(since_ms=step.now_ms)
-    model.scale_state, decision = decide(model.scaling, before, load)
+    load = _load(step.now_ms, model, tally)
+    model.scale_state, decision = decide(_policy(step.state, model, load), before, load)
+    model.needed = decision.need
     if not decision.changed:
         return
-    model.replicas_wanted = decision.wanted
+    want_replicas(step, model, decision.wanted)
     step.decide(
         "replicas_scaled",
         model.model,
@@ -90,13 +110,39 @@ def _scale(step: Step, model: ModelState) -> None:
         },
         do_nothing=f"It would stay at {decision.before} replicas.",
     )
-    step.touch("instances", model.model)
-    step.look_at(model)
 
 
-def _load(now_ms: int, model: ModelState) -> Load:
+def work_waiting(step: Step, record: WorkWaiting) -> None:
+    """An ingress found work of a sleeping model: wake it, unless that has happened already or it is held down."""
+    model = step.state.models.get(record.model)
+    asleep = model is not None and model.scaling is not None and sleeps(model, record.route_epoch)
+    if model is None or not asleep or not 0 < record.waiting <= COUNT_MAX:
+        step.ignore()
+        return
+    seen = structs.replace(model.load, waiting={**model.load.waiting, INGRESS: record.waiting})
+    model.load = LoadTally(since_ms=step.now_ms)
+    scale(step, model, seen)
+    if not model.replicas_wanted:
+        model.load = structs.replace(model.load, waiting=seen.waiting)  # so that what it needs is known meanwhile
+
+
+def _policy(state: ClusterState, model: ModelState, load: Load) -> ScalePolicy:
+    """What is declared, no more than it may have while it gives way, and awake while it cannot fall asleep in peace.
+
+    A model whose replicas are not all there may look idle only because nobody can report what waits.
+    """
+    assert model.scaling is not None
+    policy = model.scaling
+    cap = state.yielded.caps.get(model.model, policy.replicas_max)
+    unsettled = model.replicas_wanted > 0 and (load.ready < model.replicas_wanted or bool(model.older()))
+    least = max(policy.replicas_min, 1) if unsettled else policy.replicas_min
+    return structs.replace(
+        policy, replicas_min=least, replicas_max=max(min(policy.replicas_max, cap), least if unsettled else 0)
+    )
+
+
+def _load(now_ms: int, model: ModelState, tally: LoadTally) -> Load:
     """The observation since the last one. Workers that said nothing have nothing waiting."""
-    tally = model.load
     window_ms = max(1, now_ms - tally.since_ms) if tally.since_ms else EVERY_MS
     ready = [replica for replica in model.present() if replica.state == "ready"]
     loading = [replica for replica in model.present() if replica.state == "loading"]
@@ -111,20 +157,23 @@ def _load(now_ms: int, model: ModelState) -> Load:
         ready=len(ready),
         loading=len(loading),
         utilisation_bp=min(FULL_BP, tally.busy_ms * FULL_BP // capacity_ms),
-        p99_ms=tally.p99_ms,
+        p99_ms=max(tally.p99_ms.values(), default=None),
         cold_start_ms=model.cold_start_ms or COLD_START_MS,
         demand_ms=DEMAND_MS,
     )
 
 
 def redeclare(model: ModelState, scaling: ScalePolicy | None, declared: int) -> None:
-    """A new declaration: its bounds hold; what an elastic model has grown to, and learnt about its load, stays."""
+    """A new declaration: its bounds hold; what an elastic model has grown to, and learnt about its load, stays.
+
+    It wakes a model that sleeps: whoever declares a version wants to see it ready.
+    """
     grown = model.scaling is not None and scaling is not None
     model.scaling = scaling
     if scaling is None or not grown:
         model.replicas_wanted = declared
         model.scale_state = None
         return
-    model.replicas_wanted = min(max(model.replicas_wanted, scaling.floor), scaling.replicas_max)
+    model.replicas_wanted = min(max(model.replicas_wanted, scaling.floor, 1), scaling.replicas_max)
     if model.scale_state is not None:
         model.scale_state = structs.replace(model.scale_state, wanted=model.replicas_wanted)

@@ -11,8 +11,11 @@ from sie_stream.control import (
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     PartitionReleased,
+    ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
     SchedulerElected,
@@ -27,6 +30,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
     WorkerLoad,
+    WorkWaiting,
 )
 from sie_stream.decisions import MemoryChange, Move
 
@@ -52,11 +56,16 @@ def asked_by(record: ClusterRecord) -> str:
             | WorkerHeartbeat()
             | WorkerLoad()
             | WorkerLeft()
+            | DeviceLost()
+            | DeviceBack()
             | ReplicaReady()
+            | ReplicaAnswered()
             | ReplicaFailed()
             | PartitionReleased()
         ):
             return f"{record.worker}/{record.incarnation}"
+        case WorkWaiting():
+            return record.reporter or "an ingress"
         case SchedulerElected():
             return f"scheduler {record.scheduler}"
         case Tick():

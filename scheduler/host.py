@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from scheduler.effects import Notice, SideEffects
-from scheduler.machine import SchedulerMachine, fold_settings
+from scheduler.guard import GuardedMachine
+from scheduler.machine import fold_settings
 from scheduler.rows import ROW_TYPES
 from scheduler.snapshots import load_newest_snapshot, snapshot_writes
 from schemas.codec import decode_cluster, encode_cluster, encode_decision, encode_row
@@ -34,7 +35,7 @@ from sie_stream.settings import Settings
 
 BATCH_MAX = 500
 """Records gathered in one turn, and uncommitted records without outputs."""
-COMMIT_EVERY_MS = 1_000
+COMMIT_EVERY_MS = 2_000
 """Without outputs the offset is committed this often."""
 OUTCOME_WAIT_MS = 10
 """How long a turn waits for records while side effects are under way."""
@@ -56,7 +57,7 @@ class SchedulerHost:
         clock: Clock,
         notice: Notice,
     ) -> None:
-        self.machine = SchedulerMachine(settings)
+        self.machine = GuardedMachine(settings)
         self._settings = settings
         self._names = settings.topics
         self._scheduler = scheduler
@@ -84,7 +85,7 @@ class SchedulerHost:
         self._writer.init()
         state = load_newest_snapshot(self._reader, self._names.snapshots)
         if state is not None:
-            self.machine = SchedulerMachine(self._settings, state)
+            self.machine = GuardedMachine(self._settings, state)
         committed = self._reader.committed([self._cluster])[self._cluster]
         start = self.machine.state.next_offset
         if state is None:

@@ -62,7 +62,6 @@ def accept(spec_json: bytes, names: TopicNames) -> Accepted:
 
 def _scaling(spec: ModelSpec) -> ScalePolicy | None:
     policy = policy_of(spec)
-    policy = msgspec.structs.replace(policy, replicas_min=max(1, policy.replicas_min))
     return policy if policy.floor < policy.replicas_max else None
 
 

@@ -16,6 +16,15 @@ long, with what is left in its topic. One whose replicas were given up after fai
 REPLACE_AFTER_MS = 10_000
 """A model that still serves waits this long for a lost worker to come back before it gets a replica elsewhere."""
 
+PLAN_CALM_MS = 5_000
+"""Moves that make room are looked for at most this often, and not sooner after a plan has ended."""
+
+PLAN_CALM_MS_MAX = 300_000
+"""After plans that were given up: the calm doubles with each up to this."""
+
+PLAN_MS_MAX = 600_000
+"""A plan that takes longer is given up."""
+
 RETRIES_MAX = 3
 """A replica that failed is placed again this often."""
 
@@ -37,6 +46,11 @@ RECONNECT_MS = 10_000
 
 FORGET_WORKER_MS = 600_000
 """A worker that ended this long ago is dropped from the state."""
+
+
+def plan_calm_ms(failures: int) -> int:
+    """Calm after `failures` plans in a row were given up."""
+    return min(PLAN_CALM_MS << min(failures, 16), PLAN_CALM_MS_MAX)
 
 
 def retry_backoff_ms(failures: int) -> int:

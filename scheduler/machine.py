@@ -20,7 +20,8 @@ from scheduler.declarations import (
     topic_ensured,
     topic_failed,
 )
-from scheduler.elastic import scale_models, worker_load
+from scheduler.devices import device_back, device_lost
+from scheduler.elastic import look_at_loads, work_waiting, worker_load
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -32,7 +33,15 @@ from scheduler.membership import (
     worker_joined,
     worker_left,
 )
-from scheduler.replicas import give_up_waiting, partition_released, replica_failed, replica_ready
+from scheduler.rebalance import note_latencies, rebalance, want_rebalance
+from scheduler.replanning import advance_plan
+from scheduler.replicas import (
+    give_up_waiting,
+    partition_released,
+    replica_answered,
+    replica_failed,
+    replica_ready,
+)
 from scheduler.state import NEVER_MS, ClusterState
 from scheduler.step import Step
 from scheduler.undo import undo_decision
@@ -41,9 +50,12 @@ from sie_stream.control import (
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     FoldSettings,
     PartitionReleased,
+    ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
     SchedulerCommand,
@@ -59,6 +71,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
     WorkerLoad,
+    WorkWaiting,
 )
 from sie_stream.settings import Settings
 
@@ -72,18 +85,25 @@ class SchedulerMachine:
         self.state = ClusterState() if state is None else state
         self._in_force = (self.state.settings, in_force(settings, self.state.settings))
 
+    @property
+    def settings_in_force(self) -> Settings:
+        """What the newest leader told, over those of this process."""
+        if self._in_force[0] is not self.state.settings:
+            self._in_force = (self.state.settings, in_force(self.settings, self.state.settings))
+        return self._in_force[1]
+
     def step(self, record_offset: int, timestamp_ms: int, record: ClusterRecord) -> list[SchedulerCommand]:
         """Fold one record. Offsets must grow; `timestamp_ms` is the broker's, and a step back of it is ignored."""
         state = self.state
         assert record_offset >= state.next_offset, f"offset {record_offset} was folded already"
         state.next_offset = record_offset + 1
         state.now_ms = max(state.now_ms, timestamp_ms)
-        if self._in_force[0] is not state.settings:
-            self._in_force = (state.settings, in_force(self.settings, state.settings))
-        step = Step(state, self._in_force[1], record_offset, record)
+        step = Step(state, self.settings_in_force, record_offset, record)
         dispatch(step, record)
         if step.dirty or step.capacity_freed:
-            converge(step)
+            while step.dirty or step.capacity_freed:
+                converge(step)
+                advance_plan(step)
             say_drained(step)
         return step.commands()
 
@@ -104,6 +124,7 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case WorkerHeartbeat():
             worker_heard(step, record)
         case WorkerLoad():
+            note_latencies(step, record)
             worker_load(step, record)
         case Tick():
             tick(step, record)
@@ -111,8 +132,12 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             partition_released(step, record)
         case ReplicaReady():
             replica_ready(step, record)
+        case ReplicaAnswered():
+            replica_answered(step, record)
         case ReplicaFailed():
             replica_failed(step, record)
+        case WorkWaiting():
+            work_waiting(step, record)
         case TopicEnsured():
             topic_ensured(step, record)
         case TopicFailed():
@@ -127,16 +152,23 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             drain_worker(step, record)
         case UncordonWorker():
             uncordon_worker(step, record)
+            want_rebalance(step)
         case UndoDecision():
             undo_decision(step, record)
         case WorkerJoined():
             worker_joined(step, record)
+            want_rebalance(step)
         case WorkerExited():
             worker_exited(step, record)
         case WorkerLeft():
             worker_left(step, record)
         case WorkerFenced():
             worker_fenced(step, record)
+        case DeviceLost():
+            device_lost(step, record)
+        case DeviceBack():
+            device_back(step, record)
+            want_rebalance(step)
         case SchedulerElected():
             elected(step, record)
         case _:
@@ -174,7 +206,9 @@ def tick(step: Step, record: Tick) -> None:
             if model.topic_due_ms != NEVER_MS:
                 ask_topic_again(step, model)
     check_workers(step)
-    scale_models(step)
+    look_at_loads(step)
+    rebalance(step)
+    advance_plan(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)
 

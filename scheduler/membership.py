@@ -6,7 +6,7 @@ from scheduler.evidence import memory_changes, went
 from scheduler.fleet import WorkerEvent, may_commit, next_status, silence_ends_ms
 from scheduler.limits import FORGET_WORKER_MS, RECONNECT_MS, REPLACE_AFTER_MS
 from scheduler.partitions import owner_gone
-from scheduler.state import NEVER_MS, ModelState, ReplicaState, WorkerState
+from scheduler.state import NEVER_MS, LostAt, ModelState, ReplicaState, WorkerState
 from scheduler.step import Step
 from sie_stream.control import WorkerExited, WorkerFenced, WorkerHeartbeat, WorkerJoined, WorkerLeft
 from sie_stream.decisions import Move
@@ -271,6 +271,8 @@ def _drop_replicas(step: Step, model: ModelState, worker: WorkerState) -> Droppe
     model.replicas = [replica for replica in model.replicas if replica not in gone]
     if worker.worker not in model.lost_workers:
         model.lost_workers = (*model.lost_workers, worker.worker)
+    if model.lost_at is None or model.lost_at.offset != step.offset:
+        model.lost_at = LostAt(step.offset, type(step.record).__name__)
     model.wait_until_ms = step.now_ms + REPLACE_AFTER_MS
     step.touch("placements", model.model)
     step.touch("instances", model.model)

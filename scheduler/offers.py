@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec import structs
+
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
 from scheduler.state import ClusterState, ModelState, ReplicaState
 
@@ -18,18 +20,46 @@ def placement_problem(
         for worker in state.workers.values()
         if _is_there(state, worker.worker)
         for device in worker.devices
+        if device.device not in worker.lost_devices
     }
+    kept = {} if state.plan is None else state.plan.kept()
     residents: list[Resident] = []
     others: list[ReplicaState] = []
     for model in state.models.values():
+        moving = _is_moving(model)
         for replica in model.replicas:
             if replica is without:
                 continue
             if model.stays(replica) and (replica.worker, replica.device) in offered:
-                residents.append(Resident(wish_of(model, replica.memory_bytes), replica.worker, replica.device))
+                wish, settled = wish_of(model, replica.memory_bytes), moving or not _may_move(state, replica)
+                residents.append(Resident(wish, replica.worker, replica.device, settled))
             else:
                 others.append(replica)
-    return PlacementProblem(_offers(state, others), tuple(wishes), tuple(residents), packing)
+    offers = _keeping(_offers(state, others), residents, kept) if kept else _offers(state, others)
+    return PlacementProblem(offers, tuple(wishes), tuple(residents), packing)
+
+
+def _may_move(state: ClusterState, replica: ReplicaState) -> bool:
+    return replica.state == "ready" and replica.worker not in state.cordons
+
+
+def _is_moving(model: ModelState) -> bool:
+    """Something of it is under way, so nothing else of it is moved."""
+    return model.status == "deleting" or any(not model.stays(replica) for replica in model.replicas)
+
+
+def _keeping(
+    offers: tuple[DeviceOffer, ...], residents: Sequence[Resident], kept: dict[tuple[str, str], int]
+) -> tuple[DeviceOffer, ...]:
+    """Memory that a plan under way counts on is reserved, as far as it is free already."""
+    free = {(offer.worker, offer.device): offer.memory_bytes - offer.reserved_bytes for offer in offers}
+    for resident in residents:
+        free[resident.worker, resident.device] -= resident.wish.memory_bytes
+    return tuple(
+        structs.replace(offer, reserved_bytes=offer.reserved_bytes + min(kept.get(key, 0), max(0, free[key])))
+        for offer in offers
+        for key in ((offer.worker, offer.device),)
+    )
 
 
 def device_offers(state: ClusterState) -> tuple[DeviceOffer, ...]:
@@ -48,6 +78,8 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         hosts=tuple(replica.worker for replica in model.present()),
         failed_on=model.failed_on,
         prefer=model.lost_workers,
+        missed_on=model.sla_missed,
+        met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
     )
 
@@ -74,6 +106,8 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
         if not _is_there(state, worker.worker):
             continue
         for device in worker.devices:
+            if device.device in worker.lost_devices:
+                continue
             memory = reserved.get((worker.worker, device.device), 0)
             assert memory <= device.memory_bytes, f"{worker.worker}/{device.device} is promised above its memory"
             offers.append(

@@ -13,18 +13,26 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from scheduler.rules import PlacementRules
+from scheduler.solver.classes import fold
 from scheduler.solver.constraints import forbids
-from scheduler.solver.explain import Explanation, explain
+from scheduler.solver.explain import Explanation, explain, seats_of
+from scheduler.solver.ledger import Ledger
 from scheduler.solver.model import Demand, Device, Objective, Place, Plan, PrecisionOption, Priority, Problem, Taint
 from scheduler.solver.objective import sla_weight
-from scheduler.solver.solve import place_missing
+from scheduler.solver.solve import place_missing, place_missing_in
+from scheduler.solver.summary import why_not_elsewhere
 from sie_stream.control import Taint as WorkerTaint
 from sie_stream.decisions import SolverRun
 
 Packing = Literal["spread", "binpack"]
 PRIORITIES: tuple[Priority, ...] = ("P0", "P1", "P2")
-REASONS_MAX = 16
-"""Sentences kept per decision; the rest is counted."""
+PRICES = {"cpu": 1, "cuda": 3}
+"""By kind of device: what keeping one busy costs, relative to others."""
+MISSED_PERMILLE = 500
+"""Risk to the SLA on a kind of device on which it was missed."""
+HEAVY_BACKENDS = ("torch", "sglang", "vllm")
+UNTRIED_PERMILLE = 200
+"""Risk of a heavy backend on a cpu, as long as nobody has seen it do well there."""
 VERSION_NAMES = {"torch": "pytorch"}
 """What workers call a library, by what `requires` calls it."""
 
@@ -62,6 +70,10 @@ class ReplicaWish(Struct, frozen=True):
     """(worker, device) on which it failed: tried only when nothing else is left."""
     prefer: tuple[str, ...] = ()
     """Workers that held it before and came back."""
+    missed_on: tuple[str, ...] = ()
+    """Kinds of devices on which it was seen to miss its SLA."""
+    met_on: tuple[str, ...] = ()
+    """Kinds on which it was seen to be well below it."""
     rules: PlacementRules = PlacementRules()
 
 
@@ -71,6 +83,8 @@ class Resident(Struct, frozen=True):
     wish: ReplicaWish
     worker: str
     device: str
+    settled: bool = False
+    """Not to be moved now."""
 
 
 class PlacementProblem(Struct, frozen=True):
@@ -87,7 +101,7 @@ class Chosen(Struct, frozen=True):
     device: str
     free_bytes_before: int
     rejected: tuple[str, ...]
-    """Devices that were not taken, and why: one sentence each."""
+    """Devices that were not taken, and why: one sentence per reason."""
 
 
 class Unplaceable(Struct, frozen=True):
@@ -107,8 +121,9 @@ def place(problem: PlacementProblem) -> PlacementPlan:
 
     No replica that serves is moved to make room for another.
     """
-    fleet = _fleet(problem)
-    plan = place_missing(fleet)
+    fleet = fleet_of(problem)
+    folded = fold(fleet)
+    plan = place_missing_in(folded)
     found = {(a.model, a.generation, a.replica): a.place for a in plan.assignments}
     kept = [found.get(demand.key) == demand.current for demand in fleet.demands[: len(problem.residents)]]
     if not all(kept):
@@ -118,13 +133,19 @@ def place(problem: PlacementProblem) -> PlacementPlan:
     free = _free(problem)
     chosen: list[Chosen] = []
     unplaceable: list[Unplaceable] = []
-    for demand, wish in zip(fleet.demands[len(problem.residents) :], problem.wishes, strict=True):
+    seats = seats_of(folded, plan)
+    ledger = Ledger(folded, seats)
+    first = len(problem.residents)
+    for number, (demand, wish) in enumerate(zip(fleet.demands[first:], problem.wishes, strict=True), first):
         seat = found.get(demand.key)
         if seat is None:
             unplaceable.append(Unplaceable(wish, why_not[demand.key]))
             continue
         at = (seat.worker, seat.devices[0])
-        chosen.append(Chosen(wish, seat.worker, offers[at].incarnation, at[1], free[at], _others(fleet, plan, demand)))
+        taken = seats[number]
+        assert taken is not None, "a demand with a place has a seat"
+        rejected = why_not_elsewhere(folded, ledger, number, taken)
+        chosen.append(Chosen(wish, seat.worker, offers[at].incarnation, at[1], free[at], rejected))
         free[at] -= wish.memory_bytes
     return PlacementPlan(tuple(chosen), tuple(unplaceable), solver_run(plan))
 
@@ -143,7 +164,7 @@ def refusal(wish: ReplicaWish, hosts: Sequence[str], offer: DeviceOffer) -> str 
 
 def explanations(problem: PlacementProblem, model: str) -> tuple[Explanation, ...]:
     """Why each replica of the model is where it is, or would go, and why not elsewhere: one verdict per device."""
-    fleet = _fleet(problem)
+    fleet = fleet_of(problem)
     return explain(fleet, place_missing(fleet), model)
 
 
@@ -158,15 +179,18 @@ def solver_run(plan: Plan) -> SolverRun:
     )
 
 
-def _fleet(problem: PlacementProblem) -> Problem:
+def fleet_of(problem: PlacementProblem) -> Problem:
+    """The problem as the solver sees it: residents first, then wishes, in their order."""
     numbers: dict[tuple[str, int], int] = {}
     demands: list[Demand] = []
     for resident in problem.residents:
         at = Place(resident.worker, (resident.device,))
-        demands.append(_demand(resident.wish, _next(numbers, resident.wish), at))
+        demand = _demand(resident.wish, _next(numbers, resident.wish), at)
+        demands.append(structs.replace(demand, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
+    cheapest = min((PRICES.get(offer.kind, 1) for offer in problem.devices), default=1)
     return Problem(
-        devices=tuple(_device(offer) for offer in problem.devices),
+        devices=tuple(_device(offer, cheapest) for offer in problem.devices),
         demands=tuple(demands),
         objective=Objective(packing=problem.packing),
     )
@@ -179,7 +203,8 @@ def _next(numbers: dict[tuple[str, int], int], wish: ReplicaWish) -> int:
     return number
 
 
-def _device(offer: DeviceOffer) -> Device:
+def _device(offer: DeviceOffer, cheapest: int = 1) -> Device:
+    """`cheapest` price of the fleet counts as 1, so that devices of one kind cost nothing to tell apart."""
     return Device(
         server=offer.host or offer.worker,
         worker=offer.worker,
@@ -194,6 +219,7 @@ def _device(offer: DeviceOffer) -> Device:
         backends=offer.backends,
         cordoned=offer.service == "cordoned",
         draining=offer.service == "draining",
+        price=max(1, PRICES.get(offer.kind, 1) - cheapest + 1),
         versions={VERSION_NAMES.get(name, name): version for name, version in offer.versions.items()},
     )
 
@@ -216,7 +242,16 @@ def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
         warm_on=wish.prefer,
         failed_on=wish.failed_on,
         sla_weight=sla_weight(priority, rules.tags),
+        risk_permille=_risks(wish),
     )
+
+
+def _risks(wish: ReplicaWish) -> dict[str, int]:
+    """By kind of device: how likely the SLA is missed there, from what was measured."""
+    risks = dict.fromkeys(sorted(wish.missed_on), MISSED_PERMILLE)
+    if wish.backend in HEAVY_BACKENDS and "cpu" not in risks and "cpu" not in wish.met_on:
+        risks["cpu"] = UNTRIED_PERMILLE
+    return risks
 
 
 def _pinned(problem: PlacementProblem, kept: Sequence[bool]) -> PlacementProblem:
@@ -239,12 +274,3 @@ def _free(problem: PlacementProblem) -> dict[tuple[str, str], int]:
     for resident in problem.residents:
         free[resident.worker, resident.device] -= resident.wish.memory_bytes
     return free
-
-
-def _others(fleet: Problem, plan: Plan, demand: Demand) -> tuple[str, ...]:
-    """Why not the other devices."""
-    found = next(e for e in explain(fleet, plan, demand.model) if (e.generation, e.replica) == demand.key[1:])
-    sentences = [verdict.sentence for verdict in found.devices if verdict.verdict != "chosen"]
-    if len(sentences) <= REASONS_MAX:
-        return tuple(sentences)
-    return (*sentences[:REASONS_MAX], f"... and {len(sentences) - REASONS_MAX} more devices.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from scheduler.evidence import memory_changes, went
+from scheduler.life import life_words
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
 from scheduler.partitions import released, worked_off
 from scheduler.state import ModelState, ReplicaState
 from scheduler.step import Step
-from sie_stream.control import PartitionReleased, ReplicaFailed, ReplicaReady
+from sie_stream.control import PartitionReleased, ReplicaAnswered, ReplicaFailed, ReplicaReady
 
 
 def replica_ready(step: Step, record: ReplicaReady) -> None:
@@ -23,15 +24,15 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
     model.cold_start_ms = took_ms
     if replica.generation == model.generation:
         model.message = ""
-        model.timings_ms.setdefault("loaded", step.now_ms - record.warmup_ms)
-        model.timings_ms.setdefault("ready", step.now_ms)
+        _note_times(step, model, record)
         if all(other.state == "ready" for other in model.present()):
             model.failures = 0
             model.failed_on = ()
     step.decide(
         "replica_ready",
         model.model,
-        f"Ready {took_ms} ms after it was placed: {record.load_ms} ms to load, {record.warmup_ms} ms to warm up.",
+        f"Ready {took_ms} ms after it was placed: {record.waited_ms} ms behind other loads, {record.engine_start_ms} "
+        f"ms until the engine was up, {record.load_ms} ms to load, {record.warmup_ms} ms to warm up.",
         chosen={
             "worker": replica.worker,
             "device": replica.device,
@@ -45,6 +46,48 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
     )
     step.touch("instances", model.model)
     step.look_at(model)
+
+
+def _note_times(step: Step, model: ModelState, record: ReplicaReady) -> None:
+    """Steps inside the worker, counted back from its report; never before the replica was placed."""
+    if "ready" in model.timings_ms:
+        return
+    placed_ms = model.timings_ms.get("placed", step.now_ms)
+    at_ms = step.now_ms
+    model.timings_ms["ready"] = at_ms
+    for name, took_ms in (
+        ("loaded", record.warmup_ms),
+        ("load_started", record.load_ms),
+        ("engine_asked", record.engine_start_ms),
+    ):
+        at_ms = max(placed_ms, at_ms - max(0, took_ms))
+        model.timings_ms[name] = at_ms
+
+
+def replica_answered(step: Step, record: ReplicaAnswered) -> None:
+    """The first of a generation ends the story of its start."""
+    model = step.state.models.get(record.model)
+    replica = model and model.replica_at(record.worker, record.incarnation, record.placement_epoch)
+    if model is None or replica is None or not step.state.live(record.worker, record.incarnation):
+        step.ignore()
+        return
+    if replica.generation != model.generation or "first_answer" in model.timings_ms:
+        return
+    model.timings_ms["first_answer"] = step.now_ms
+    took_ms = step.now_ms - model.timings_ms["applied"]
+    step.decide(
+        "first_answer",
+        model.model,
+        f"Version {record.version} gave its first answer {took_ms} ms after it was applied: "
+        f"{life_words(model.timings_ms)}.",
+        chosen={"worker": replica.worker, "device": replica.device, "version": record.version},
+        facts=(
+            step.fact(model.applied_offset, "ApplyModel"),
+            step.fact(replica.placement_epoch, "cause of its placement"),
+        ),
+        took_ms=took_ms,
+    )
+    step.touch("instances", model.model)
 
 
 def replica_failed(step: Step, record: ReplicaFailed) -> None:
@@ -100,7 +143,7 @@ def _notice_stopping(step: Step, record: PartitionReleased) -> None:
     )
 
 
-def _find(step: Step, record: ReplicaReady | ReplicaFailed) -> tuple[ModelState, ReplicaState] | None:
+def _find(step: Step, record: ReplicaReady | ReplicaAnswered | ReplicaFailed) -> tuple[ModelState, ReplicaState] | None:
     """The replica a report is about; None for reports of the past and of workers that are not live."""
     model = step.state.models.get(record.model)
     if model is None or not step.state.live(record.worker, record.incarnation):

@@ -90,14 +90,16 @@ def instance_row(model: ModelState) -> InstanceRow:
     )
 
 
-def instance_status(model: ModelState) -> Literal["pending", "loading", "ready", "degraded", "deleting"]:
+def instance_status(model: ModelState) -> Literal["pending", "loading", "ready", "degraded", "asleep", "deleting"]:
     """ready: answers, with all replicas there or on their way. degraded: replicas are missing and it has given up, or
-    waits for room. loading, pending: answers nothing yet.
+    waits for room. loading, pending: answers nothing yet. asleep: nothing to do; the next request gets it a replica.
     """
     if model.status == "deleting":
         return "deleting"
     if model.failures > RETRIES_MAX:
         return "degraded"
+    if not model.replicas_wanted:
+        return "asleep"
     ready = sum(replica.state == "ready" for replica in model.replicas)
     loading = sum(replica.state == "loading" for replica in model.present())
     if ready == 0:

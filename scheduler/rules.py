@@ -7,6 +7,9 @@ from msgspec import Struct
 from scheduler.solver.model import Toleration
 from sie_stream.spec import ModelSpec
 
+POOL_LABEL = "pool"
+"""Worker label that says which devices models compete for (see relief.py)."""
+
 
 class PlacementRules(Struct, frozen=True):
     tier: str = ""
@@ -16,6 +19,8 @@ class PlacementRules(Struct, frozen=True):
     tolerations: tuple[Toleration, ...] = ()
     requires: dict[str, str] = {}
     """Version ranges by what is versioned: {"pytorch": ">=2.6"}."""
+    p99_ms: int = 0
+    """99 % of requests must be answered within this; 0: nothing is promised."""
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
@@ -25,4 +30,5 @@ def rules_of(spec: ModelSpec) -> PlacementRules:
         node_selector=spec.node_selector,
         tolerations=tuple(Toleration(t.key, t.operator, t.value, t.effect) for t in spec.tolerations),
         requires={name: text for name, text in spec.requires.model_dump().items() if text is not None},
+        p99_ms=spec.slas.p99_latency_ms or 0,
     )

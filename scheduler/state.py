@@ -15,11 +15,14 @@ from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
+from scheduler.plans import PlanUnderWay
 from scheduler.rules import PlacementRules
+from scheduler.traffic import TrafficState
+from scheduler.yielding import YieldState
 from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
 from sie_stream.ids import LANES
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 NEVER_MS = 1 << 62
@@ -35,6 +38,22 @@ class Cordon(Struct, frozen=True):
     phase: Literal["cordoned", "draining", "drained"]
     since_ms: int
     actor: str
+
+
+class LostDevice(Struct, frozen=True):
+    """A device that its worker reported gone (see devices.py)."""
+
+    cause: str
+    since_ms: int
+    offset: int
+    """Of its DeviceLost."""
+
+
+class LostAt(Struct, frozen=True):
+    """The record that took a serving place from a model."""
+
+    offset: int
+    kind: str
 
 
 class WorkerState(Struct):
@@ -69,6 +88,12 @@ class WorkerState(Struct):
     """Offset of its WorkerJoined."""
     heard_offset: int = -1
     """Offset of its last heartbeat; -1: none yet."""
+    lost_devices: dict[str, LostDevice] = {}
+    """By device. Of this incarnation: the next one reports anew what it has."""
+    busy_bp: dict[str, int] = {}
+    """By device, as of its newest WorkerLoad."""
+    load_ms: int = 0
+    """When that came."""
 
 
 class ReplicaState(Struct):
@@ -85,7 +110,9 @@ class ReplicaState(Struct):
     leaving: bool = False
     """It serves until its replacement does."""
     leaving_for: str = ""
-    """The decision, an undo, that wants it gone; empty: another reason."""
+    """The decision, an undo or a plan, that wants it gone; empty: another reason."""
+    planned: bool = False
+    """That decision is a plan."""
 
     @property
     def key(self) -> ReplicaKey:
@@ -99,7 +126,8 @@ class LoadTally(Struct, frozen=True):
     arrivals: int = 0
     completions: int = 0
     busy_ms: int = 0
-    p99_ms: int | None = None
+    p99_ms: dict[str, int] = {}
+    """By worker, the largest it reported."""
     waiting: dict[str, int] = {}
     """By worker, as of its newest report."""
     running: dict[str, int] = {}
@@ -158,6 +186,8 @@ class ModelState(Struct):
     """Why the last attempt to place a replica found no room; said once, and again when it changes."""
     lost_workers: tuple[str, ...] = ()
     """Workers that held a ready replica and were lost; preferred when they come back."""
+    lost_at: LostAt | None = None
+    """Why its newest missing replica is missing, when a worker or a device was lost with it."""
     wait_until_ms: int = 0
     """A model that still serves waits this long for a lost worker to come back, before a replica goes elsewhere."""
     try_at_ms: int = NEVER_MS
@@ -168,10 +198,22 @@ class ModelState(Struct):
     applied_offset: int = -1
     """Offset of the ApplyModel that was accepted last."""
     rules: PlacementRules = PlacementRules()
+    pool: str = ""
+    """Where it is kept, on top of its declaration, because it gave way or comes back from that; empty: nowhere."""
     scaling: ScalePolicy | None = None
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    sla_missed: tuple[str, ...] = ()
+    """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
+    sla_streak: dict[str, int] = {}
+    """By kind: reports in a row above the SLA; below 0: well below it."""
+    traffic: TrafficState | None = None
+    """Which part of its keys each of its workers gets; None: it has one, or cannot be directed."""
+    directed_ms: int = 0
+    """When the shares of its route last changed."""
+    needed: int = 0
+    """Replicas that its load needs, whatever is allowed; 0: not known yet."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
     journal: tuple[PlacementChange, ...] = ()
@@ -220,6 +262,16 @@ class ClusterState(Struct):
     now_ms: int = 0
     """Timestamp of the last record; never steps back."""
     leader: str = ""
+    plan: PlanUnderWay | None = None
+    """Moves under way, one plan at a time (see replanning.py)."""
+    plan_after_ms: int = 0
+    """No plan that makes room is looked for before this."""
+    rebalance_due_ms: int = NEVER_MS
+    rebalanced_ms: int = 0
+    """When a rebalance was looked for last."""
+    """By worker."""
+    plan_failures: int = 0
+    """Plans given up since the last that ended."""
     settings: FoldSettings | None = None
     """Of the leader that was elected last; they hold for whoever folds. None: it did not say."""
     leader_is_new: bool = False
@@ -237,6 +289,10 @@ class ClusterState(Struct):
     """The same for models."""
     scale_due_ms: int = 0
     """When loads are looked at again."""
+    yielded: YieldState = YieldState()
+    """Which models gave way to others."""
+    relief_unmet: bool = False
+    """A pool is too full and nobody can give way; said once."""
     facts_ignored: int = 0
     """Facts of incarnations that are unknown, replaced, fenced or lost, or that answer something of the past."""
 

@@ -13,6 +13,8 @@ from msgspec import Raw, Struct
 
 from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
 from sie_stream.decisions import Decision
+from sie_stream.device_facts import DeviceBack, DeviceLost
+from sie_stream.loads import WorkerLoad, WorkWaiting
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
@@ -57,30 +59,6 @@ class WorkerHeartbeat(Struct, frozen=True, tag=True):
     incarnation: str
 
 
-class ModelLoad(Struct, frozen=True):
-    """What one model had to do on one worker."""
-
-    model: str
-    arrivals: int
-    completions: int
-    waiting: int
-    """Admitted, not yet with an engine."""
-    running: int
-    busy_ms: int
-    """Engine time of the completed batches."""
-    p99_ms: int | None
-    """From the request's timestamp to its result; None when none was completed."""
-
-
-class WorkerLoad(Struct, frozen=True, tag=True):
-    """What a worker's models had to do in the last `window_ms`; those that had nothing are left out."""
-
-    worker: str
-    incarnation: str
-    window_ms: int
-    models: tuple[ModelLoad, ...]
-
-
 class WorkerExited(Struct, frozen=True, tag=True):
     """The supervisor saw the process end. Not a fence: the scheduler still fences before it reassigns."""
 
@@ -115,6 +93,20 @@ class ReplicaReady(Struct, frozen=True, tag=True):
     memory_bytes: int
     load_ms: int
     warmup_ms: int
+    waited_ms: int = 0
+    """In the worker, before its engine was asked to load it: other loads came first."""
+    engine_start_ms: int = 0
+    """From there to the beginning of the load: the engine process had to start, or was busy."""
+
+
+class ReplicaAnswered(Struct, frozen=True, tag=True):
+    """The first results of this replica are committed; sent after that commit succeeded."""
+
+    worker: str
+    incarnation: str
+    model: str
+    version: str
+    placement_epoch: int
 
 
 class ReplicaFailed(Struct, frozen=True, tag=True):
@@ -165,6 +157,7 @@ class FoldSettings(Struct, frozen=True):
     fence_timeout_ms: int
     load_timeout_ms: int
     placement_packing: Literal["spread", "binpack"] = "spread"
+    rebalance_policy: Literal["never", "idle", "always"] = "never"
 
 
 class SchedulerElected(Struct, frozen=True, tag=True):
@@ -193,10 +186,14 @@ ClusterRecord = (
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerLoad
+    | WorkWaiting
     | WorkerExited
     | WorkerLeft
     | WorkerFenced
+    | DeviceLost
+    | DeviceBack
     | ReplicaReady
+    | ReplicaAnswered
     | ReplicaFailed
     | PartitionReleased
     | TopicEnsured
@@ -296,11 +293,11 @@ class InstanceRow(Struct, frozen=True):
     instance: str
     model: str
     version: str
-    status: Literal["pending", "loading", "ready", "degraded", "deleting"]
+    status: Literal["pending", "loading", "ready", "degraded", "asleep", "deleting"]
     replicas: tuple[ReplicaRow, ...]
     message: str
     timings_ms: dict[str, int]
-    """applied, placed, loaded, ready: milliseconds since the epoch."""
+    """Step of its life (scheduler/life.py) -> when it was reached first, milliseconds since the epoch."""
 
 
 class VariantRow(Struct, frozen=True):
@@ -343,6 +340,10 @@ class RouteRow(Struct, frozen=True):
     output_serializer: str = "avro"
     output_schema: Raw = Raw(b"{}")
     fusion: Literal["fused", "pooled"] = "fused"
+    shares: tuple[int, ...] = ()
+    """By bucket, its part of the keys out of 10,000; empty: all the same."""
+    asleep: bool = False
+    """No replica reads its topic; whoever finds work there says WorkWaiting."""
 
 
 class ReplicaPlacement(Struct, frozen=True):

@@ -7,22 +7,26 @@ from typing import Protocol, TypeVar
 
 EventT = TypeVar("EventT")
 CommandT = TypeVar("CommandT")
+GatheredT = TypeVar("GatheredT", covariant=True)
+SeenT = TypeVar("SeenT", contravariant=True)
+DecidedT = TypeVar("DecidedT", covariant=True)
+ActedT = TypeVar("ActedT", contravariant=True)
 
 
-class Inbox(Protocol[EventT]):
-    def gather(self) -> Sequence[EventT]:
+class Inbox(Protocol[GatheredT]):
+    def gather(self) -> Sequence[GatheredT]:
         """Everything that happened since the last turn, oldest first. The only place that waits."""
         ...
 
 
-class Machine(Protocol[EventT, CommandT]):
-    def decide(self, events: Sequence[EventT]) -> Sequence[CommandT]:
+class Machine(Protocol[SeenT, DecidedT]):
+    def decide(self, events: Sequence[SeenT]) -> Sequence[DecidedT]:
         """Pure: the same events in the same order give the same commands. Replay calls exactly this."""
         ...
 
 
-class Effects(Protocol[CommandT]):
-    def act(self, commands: Sequence[CommandT]) -> None:
+class Effects(Protocol[ActedT]):
+    def act(self, commands: Sequence[ActedT]) -> None:
         """Carry the commands out."""
         ...
 
@@ -31,8 +35,8 @@ class Effects(Protocol[CommandT]):
         ...
 
 
-class Observer(Protocol[EventT, CommandT]):
-    def saw(self, events: Sequence[EventT], commands: Sequence[CommandT]) -> None: ...
+class Observer(Protocol[SeenT, ActedT]):
+    def saw(self, events: Sequence[SeenT], commands: Sequence[ActedT]) -> None: ...
 
 
 def turn(

@@ -7,7 +7,10 @@ the order of the route, growing shares move one boundary, and everything else st
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from sie_stream.control import VariantRow
 from sie_stream.errors import InvalidRequest, did_you_mean
@@ -15,6 +18,8 @@ from sie_stream.ids import keyed_hash
 
 SHARES = 10_000
 """Weights of a route add up to this; `bucket = keyed_hash(key, salt) mod 10,000`."""
+
+LUCK = 1 << 32
 
 PRIORITY_LANES: dict[str, int] = {"P0": 0, "P1": 1, "P2": 2}
 
@@ -63,9 +68,44 @@ def pinned_variant(variants: Sequence[VariantRow], model: str, version: str) -> 
     )
 
 
-def bucket_of(sticky: bytes, width: int) -> int:
+class Spill(NamedTuple):
+    """How keys leave buckets that are to have less than an even share."""
+
+    keep: tuple[int, ...]
+    """By bucket: of the keys at home there, the part out of 10,000 that stays."""
+    upto: tuple[int, ...]
+    """The others go to `takers`, each up to a bound; rising."""
+    takers: tuple[int, ...]
+
+
+def spill_of(shares: Sequence[int], width: int) -> Spill | None:
+    """Compiles the shares of a route; None when every bucket keeps its keys (all shares the same, or none that fit).
+
+    A bucket above an even share takes what others give, in proportion to what it has above. So a key is either at home
+    or with a taker, and while one share falls only the keys move that it gives away.
+    """
+    fit = len(shares) == width and sum(shares) == SHARES and min(shares) >= 0
+    if not fit or max(shares) - min(shares) <= 1:
+        return None
+    above = [(share * width - SHARES, bucket) for bucket, share in enumerate(shares) if share * width > SHARES]
+    return Spill(
+        keep=tuple(min(share * width, SHARES) for share in shares),
+        upto=tuple(accumulate(more for more, _ in above)),
+        takers=tuple(bucket for _, bucket in above),
+    )
+
+
+def bucket_of(sticky: bytes, width: int, spill: Spill | None = None) -> int:
     """Bucket of a key within a lane of `width` partitions. The same for every lane, so priorities share a replica."""
-    return 0 if width == 1 else keyed_hash(sticky, b"bucket") % width
+    home = 0 if width == 1 else keyed_hash(sticky, b"bucket") % width
+    if spill is None or spill.keep[home] == SHARES:
+        return home
+    luck = keyed_hash(sticky, b"spill")
+    if luck % SHARES < spill.keep[home]:
+        return home
+    # Bits that the first look did not use; scaled, not divided, so that takers keep theirs when all take more.
+    place = (luck // SHARES % LUCK) * spill.upto[-1] // LUCK
+    return spill.takers[bisect_right(spill.upto, place)]
 
 
 def partition_of(lane: int, bucket: int, width: int) -> int:

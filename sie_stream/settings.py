@@ -48,6 +48,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     load_timeout_ms: int = 120_000
     placement_packing: Literal["spread", "binpack"] = "spread"
     """spread: even over the devices; binpack: as few devices as possible."""
+    rebalance_policy: Literal["never", "idle", "always"] = "never"
+    """Whether replicas that run well move to better places (a worker came back, an SLA is missed on a kind of device):
+    never; idle: only while the workers have little to do; always.
+    """
 
     commit_interval_ms_min: int = 5
     commit_interval_ms_max: int = 50

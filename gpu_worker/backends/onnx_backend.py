@@ -19,7 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 from gpu_worker.backends import filetype
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
 from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
-from gpu_worker.backends.tabular import KINDS, Kind, Matrix, Predict, TabularModel, tabular_config
+from gpu_worker.backends.tabular import KINDS, Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
 from gpu_worker.backends.weights import only_file, verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
@@ -147,8 +147,8 @@ class FileTypeModel:
                 rows.append(row)
                 places.append(place)
         if rows:
-            scores = np.asarray(self._session.run(self._wanted, {self._rows_in: np.stack(rows)})[0])
-            for place, probabilities in zip(places, scores.tolist(), strict=True):
+            scores = np.asarray(self._session.run(self._wanted, {self._rows_in: whole_blocks(np.stack(rows))})[0])
+            for place, probabilities in zip(places, scores[: len(rows)].tolist(), strict=True):
                 outputs = filetype.answer(self._config, probabilities)
                 answers[place] = EngineOutput(batch[place].request_id, outputs)
         return [answers[place] for place in range(len(batch))]

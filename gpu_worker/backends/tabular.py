@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -30,6 +30,10 @@ KINDS: tuple[Kind, ...] = ("classifier", "regressor", "anomaly")
 Matrix = NDArray[np.float64]
 Predict = Callable[[Matrix], Matrix]
 """(rows, features) -> (rows, classes) probabilities, (rows, targets) values, or (rows, 1) anomaly scores."""
+
+BLOCK_ROWS = 8
+"""Rows a matrix product takes at a time on every processor that NumPy and ONNX Runtime have kernels for; rows left over
+go through other kernels, which add in another order."""
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 """Trees and ONNX compute in float32; beyond this an input would become infinite inside them."""
@@ -172,6 +176,19 @@ def _struct_of(name: str, keys: tuple[str, ...]) -> type[msgspec.Struct]:
     return msgspec.defstruct(name, fields, gc=False)
 
 
+def whole_blocks(matrix: NDArray[Any]) -> NDArray[Any]:
+    """The matrix with its last row repeated up to a whole number of blocks, so that an answer is the same bits whatever
+    the size of its batch and its place in it: a replay forms other batches than the traffic did.
+    """
+    missing = -len(matrix) % BLOCK_ROWS
+    if not missing:
+        return matrix
+    padded = np.empty((len(matrix) + missing, *matrix.shape[1:]), matrix.dtype)
+    padded[: len(matrix)] = matrix
+    padded[len(matrix) :] = matrix[-1]
+    return padded
+
+
 class TabularModel:
     """A loaded tabular model: any `predict` between a decoder and an encoder. Implements LoadedModel."""
 
@@ -202,7 +219,7 @@ class TabularModel:
         A refused row is NaN in the matrix, and its reason is in the dict.
         """
         try:
-            scores = self._predict(matrix)
+            scores = self._predict(whole_blocks(matrix))[: len(matrix)]
         except ValueError as error:
             if len(matrix) == 1:
                 return np.full((1, self._width), np.nan), {0: str(error)}

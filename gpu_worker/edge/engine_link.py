@@ -69,7 +69,9 @@ class _Child:
 class EngineLinks:
     """Implements EnginePort. Used from one thread, except wake()."""
 
-    def __init__(self, threads: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, threads: int, nice: int = 0, environment: Mapping[str, str] | None = None) -> None:
+        """`nice`: how much lower than ours the priority of engine processes is (see gpu_worker/isolation.py)."""
+        self._nice = nice
         self._environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),
@@ -144,7 +146,7 @@ class EngineLinks:
         command = [
             *(sys.executable, "-m", MODULE),
             *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
-            *("--backend", engine.backend, "--device", engine.device),
+            *("--backend", engine.backend, "--device", engine.device, "--nice", str(self._nice)),
         ]
         oom_kills = _oom_kills()
         with theirs:

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -46,6 +47,7 @@ from sie_stream.errors import SieError
 PR_SET_PDEATHSIG = 1
 SWITCH_INTERVAL_S = 0.001
 """A load must not hold a batch up for the default 5 ms at every step."""
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 class _TextInputs(msgspec.Struct):
@@ -202,14 +204,30 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit(1)  # it ended before we could ask
 
 
+def lower_priority(by: int) -> None:
+    """Let others on this machine go first. Where the kernel weighs sessions against each other (autogroup), a niceness
+    within a session says nothing to the others: the process gets a session of its own, and that is lowered.
+    """
+    if by == 0:
+        return
+    os.nice(by)
+    try:
+        os.setsid()
+        AUTOGROUP.write_text(str(by))
+    except OSError as error:  # a kernel without autogroups, or a process that leads a group already
+        sys.stderr.write(f"engine: no session of its own with niceness {by}: {error}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="engine_process")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the host")
     parser.add_argument("--parent", type=int, required=True, help="process id of the host")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", required=True)
+    parser.add_argument("--nice", type=int, default=0, help="how much lower the priority is than the host's")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
+    lower_priority(options.nice)
     # A terminal's Ctrl-C and a supervisor's SIGTERM are for the host, which still needs us to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

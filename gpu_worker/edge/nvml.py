@@ -33,13 +33,14 @@ def read_gpus(load: Callable[[], Any] = lambda: import_module("pynvml")) -> tupl
     Raises NvmlUnavailable when NVML cannot be used at all; NVML's own errors for a GPU that fails while it is asked
     (lost, reset required). What a GPU merely does not support is left empty.
     """
-    with _session(load) as nvml:
+    with nvml_session(load) as nvml:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return tuple(_gpu(nvml, index, handles) for index in range(len(handles)))
 
 
 @contextmanager
-def _session(load: Callable[[], Any]) -> Iterator[Any]:
+def nvml_session(load: Callable[[], Any]) -> Iterator[Any]:
+    """pynvml with NVML started. Raises NvmlUnavailable when it cannot be used."""
     try:
         nvml = load()
     except ImportError as error:

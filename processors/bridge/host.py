@@ -17,7 +17,7 @@ from sie_stream.ports import Clock
 from sie_stream.settings import Settings
 
 RETRY_MS = 5_000
-IDLE_WAIT_MS = 50
+IDLE_WAIT_MS = 250
 
 Link = InLink | OutLink
 

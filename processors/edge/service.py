@@ -14,7 +14,7 @@ import structlog
 
 from processors.turns import Ports
 from sie_stream.edge.clock import SystemClock
-from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaReader, KafkaTransactionalWriter
+from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.stop import EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError
 from sie_stream.settings import Settings
@@ -59,6 +59,7 @@ def kafka_ports(settings: Settings, transactional_id: str, member: str) -> Ports
         writer=KafkaTransactionalWriter(
             bootstrap, transactional_id, settings.transaction_timeout_ms, overrides, settings.record_bytes_max
         ),
+        make_plain_writer=lambda: KafkaPlainWriter(bootstrap, overrides),
         clock=SystemClock(),
     )
 

@@ -24,6 +24,7 @@ from processors.ingress.events import (
 )
 from processors.ingress.machine import IngressMachine
 from processors.ingress.routes import TextEncoders
+from processors.ingress.sleepers import SleepWatch
 from processors.ingress.window import WindowReader, start_at_end
 from processors.turns import Ports, Silence, Source, TopicLookup, Watcher, commit_turn
 from schemas.registry_follower import SchemaTableFollower
@@ -64,6 +65,12 @@ class IngressHost:
         self._aborts_in_a_row = 0
         self._registry_reader = ports.make_reader(f"{settings.topics.ingress_group}.schemas")
         self._registry = SchemaTableFollower(self._registry_reader, settings.topics.schemas, ports.clock)
+        self._sleepers = SleepWatch(
+            lambda: ports.make_reader(settings.topics.worker_group),
+            ports.make_plain_writer,
+            settings.topics,
+            ports.clock,
+        )
         self.machine = IngressMachine(settings, encoders, self._topics, self._registry)
 
     def start(self) -> None:
@@ -85,6 +92,7 @@ class IngressHost:
         self._turned_at = self._ports.clock.monotonic_ms()
         if changed:
             self._apply(changed)
+        self._sleepers.turn()
         self._join_new_topics()
         while self._routes.problems:
             self._watcher.event("route_unreadable", problem=self._routes.problems.pop())
@@ -110,11 +118,13 @@ class IngressHost:
             source.reader.close()
         self._reader.close()
         self._registry_reader.close()
+        self._sleepers.close()
         self._ports.writer.close()
 
     def _apply(self, changes: tuple[RouteChange, ...]) -> None:
         before = self.machine.routes.conflicts
         self._act(self.machine.decide([RoutesChanged(changes)]))
+        self._sleepers.change(changes)
         conflicts = self.machine.routes.conflicts
         if conflicts and conflicts != before:
             self._watcher.event("bindings_ignored", conflicts=conflicts)

@@ -15,7 +15,7 @@ from sie_stream.control import RouteRow, VariantRow
 from sie_stream.errors import ConfigError, InvalidRequest, did_you_mean
 from sie_stream.ids import TopicNames
 from sie_stream.input_schema import InputValidator, compile_schema
-from sie_stream.routing import SHARES, choose_variant, pinned_variant
+from sie_stream.routing import SHARES, choose_variant, pinned_variant, spill_of
 
 GENERATIVE = "text-generation"
 
@@ -32,6 +32,7 @@ class CompiledRoute:
     broken: why no request of this model can be served here (a schema or tokenizer that cannot be loaded), or None.
     only: the variant that takes all traffic, or None where keys must be split.
     plain: nothing but the input_schema has to be looked at.
+    spill: how keys are spread where the buckets do not have equal shares.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class CompiledRoute:
         "plain",
         "row",
         "salt",
+        "spill",
         "text_field",
         "tokeniser",
     )
@@ -50,6 +52,7 @@ class CompiledRoute:
     def __init__(self, row: RouteRow, encoders: TextEncoders, cache: TokenCache) -> None:
         self.row = row
         self.salt = row.instance.encode()
+        self.spill = spill_of(row.shares, row.width)
         self.generates = row.service_type == GENERATIVE
         self.output_topic = row.output_topic if row.output_topic and not row.output_bootstrap else None
         full = [variant for variant in row.variants if variant.weight >= SHARES]

@@ -76,7 +76,7 @@ class WorkBuilder:
         else:
             self._check(inputs, route)
         lane = row.priority if request.priority is None else PRIORITY_LANES[request.priority]
-        partition = lane if row.width == 1 else _partition(lane, row.width, request.session, key, request_id)
+        partition = lane if row.width == 1 else _partition(lane, route, request.session, key, request_id)
         value = codec.encode_work(
             WorkItem(
                 request_id,
@@ -193,8 +193,9 @@ class WorkBuilder:
         raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
 
 
-def _partition(lane: int, width: int, session: str | None, key: bytes, request_id: str) -> int:
-    return partition_of(lane, bucket_of(sticky_key(session, key, request_id), width), width)
+def _partition(lane: int, route: CompiledRoute, session: str | None, key: bytes, request_id: str) -> int:
+    width = route.row.width
+    return partition_of(lane, bucket_of(sticky_key(session, key, request_id), width, route.spill), width)
 
 
 def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:

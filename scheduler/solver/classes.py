@@ -75,6 +75,8 @@ class Folded(Struct, frozen=True):
     """By version: replicas on one worker."""
     server_limit: tuple[int, ...]
     """By version: replicas on one server."""
+    server_weight: tuple[int, ...]
+    """By version: what a replica costs on a server that has another one of it."""
     kv: tuple[int, ...]
     """By demand: which exchange of KV it takes part in; -1: none."""
     first_cost: tuple[int, ...]
@@ -144,6 +146,7 @@ def fold(problem: Problem) -> Folded:
         versions=len(versions),
         worker_limit=_limits(version, len(versions), [demand.max_per_worker for demand in demands]),
         server_limit=_limits(version, len(versions), [demand.max_per_server for demand in demands]),
+        server_weight=_server_weights(problem, version, len(versions)),
         kv=tuple(
             -1 if demand.kv_group is None else exchanges.of((demand.kv_group, demand.replica)) for demand in demands
         ),
@@ -348,7 +351,7 @@ def _costs(weights: Objective, demand: Demand, option: int, device: Device) -> t
     return (
         weights.sla_risk * permille * demand.sla_weight,
         weights.precision * option * demand.sla_weight,
-        weights.price * device.price if "cost-sensitive" in demand.tags else 0,
+        (weights.price * device.price if "cost-sensitive" in demand.tags else 0) + weights.dearer * (device.price - 1),
     )
 
 
@@ -369,8 +372,15 @@ def _first_costs(problem: Problem, version: Sequence[int], count: int) -> tuple[
     return tuple(costs)
 
 
+def _server_weights(problem: Problem, version: Sequence[int], count: int) -> tuple[int, ...]:
+    costs = [0] * count
+    for demand, number in zip(problem.demands, version, strict=True):
+        costs[number] = max(costs[number], problem.objective.same_server * demand.sla_weight)
+    return tuple(costs)
+
+
 def _move_cost(weights: Objective, demand: Demand, seat: Seat | None) -> int:
     if seat is None:
         return 0
     loaded = demand.options[seat[1]].memory_bytes * len(seat[0])
-    return weights.move + weights.move_gib * -(-loaded // GIB)
+    return weights.move + weights.move_gib * -(-loaded // GIB) + (weights.settled if demand.settled else 0)

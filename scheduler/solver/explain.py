@@ -79,13 +79,13 @@ def why_not(folded: Folded, ledger: Ledger, number: int) -> tuple[str, ...]:
         sentence = "fits, but leaving it out costs less." if refusal is None else refusal.sentence
         by_reason.setdefault(sentence, []).append(offer.shown)
     reasons = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    sentences = [f"{_named(names)}: {sentence}" for sentence, names in reasons[:REASONS_MAX]]
+    sentences = [f"{named(names)}: {sentence}" for sentence, names in reasons[:REASONS_MAX]]
     if len(reasons) > REASONS_MAX:
         sentences.append(f"... and {len(reasons) - REASONS_MAX} more reasons.")
     return tuple(sentences)
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     more = len(names) - SHOWN_MAX
     return ", ".join(names[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
@@ -114,17 +114,17 @@ def _verdict(
     static = not option and _refusal(folded, ledger, number, device)
     if static:
         return DeviceVerdict(*named, "forbidden", static.constraint, f"{offer.shown}: {static.sentence}")
-    other = _seat_on(ledger, number, device)
+    other = seat_on(ledger, number, device)
     if isinstance(other, Refusal):
         return DeviceVerdict(*named, "full", other.constraint, f"{offer.shown}: {other.sentence}")
     moved = evaluate(folded, [other if place == number else taken for place, taken in enumerate(seats)])
     extra = {term: moved[term] - now[term] for term in moved if moved[term] != now[term]}
     more = total(moved) - total(now)
     verdict: Verdict = "costlier" if more > 0 else "equal" if more == 0 else "cheaper"
-    return DeviceVerdict(*named, verdict, None, f"{offer.shown}: {_compared(more, extra)}", extra)
+    return DeviceVerdict(*named, verdict, None, f"{offer.shown}: {compared(more, extra)}", extra)
 
 
-def _compared(more: int, extra: dict[str, int]) -> str:
+def compared(more: int, extra: dict[str, int]) -> str:
     terms = ", ".join(f"{term} {change:+d}" for term, change in extra.items())
     if more > 0:
         return f"fits, and costs {more} more ({terms})."
@@ -159,11 +159,11 @@ def _refusal(folded: Folded, ledger: Ledger, number: int, device: int) -> Refusa
     if not _options(folded, number, device):
         refusals = [forbids(demand, option, folded.problem.devices[device]) for option in demand.options]
         return refusals[-1]
-    found = _seat_on(ledger, number, device)
+    found = seat_on(ledger, number, device)
     return found if isinstance(found, Refusal) else None
 
 
-def _seat_on(ledger: Ledger, number: int, device: int) -> Seat | Refusal:
+def seat_on(ledger: Ledger, number: int, device: int) -> Seat | Refusal:
     """The best seat with this device in it, or why there is none."""
     folded = ledger.folded
     refusals: list[Refusal] = []

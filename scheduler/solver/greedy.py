@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from scheduler.solver.classes import Folded, Seat
 from scheduler.solver.filling import fill, is_plain
 from scheduler.solver.ledger import Ledger
-from scheduler.solver.objective import cold_cost, device_cost, evaluate, fragment_cost, pair_cost, seat_cost, total
+from scheduler.solver.objective import (
+    cold_cost,
+    device_cost,
+    evaluate,
+    fragment_cost,
+    pair_cost,
+    seat_cost,
+    server_cost,
+    total,
+)
 
 Rank = tuple[int, int, int]
 FILL_MIN = 8
@@ -107,7 +116,8 @@ def _shape(ledger: Ledger, number: int, group: Sequence[int]) -> tuple[int, ...]
     marks = [folded.worker[d] if folded.worker[d] in kind.warm_workers else -1 for d in group]
     marks += [d for d in group if d in kind.failed_devices]
     touched = [int(folded.island[d] >= 0 and ledger.island_used[folded.island[d]] > 0) for d in group]
-    return *(folded.device_class[d] for d in group), *touched, *marks
+    beside = int(_beside(ledger, number, group[0]) > 0)
+    return beside, *(folded.device_class[d] for d in group), *touched, *marks
 
 
 def best_in_group(ledger: Ledger, number: int, group: Sequence[int], size: int, device: int) -> Seat | None:
@@ -143,7 +153,7 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
     kind = folded.kinds[index]
     alone = kind.demand.tensor_parallel_size == 1 and not kind.failed_devices and not kind.demand.warm_on
     sign = 1 if folded.objective.packing == "binpack" else -1
-    seen: set[tuple[int, bool]] = set()
+    seen: set[tuple[int, bool, bool]] = set()
     found: list[tuple[Rank, Seat]] = []
     for device in devices:
         group = folded.device_class[device]
@@ -151,7 +161,7 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
             continue
         if alone and not ledger.count[device]:
             island = folded.island[device]
-            state = (group, island >= 0 and ledger.island_used[island] > 0)
+            state = (group, island >= 0 and ledger.island_used[island] > 0, _beside(ledger, number, device) > 0)
             if state in seen:
                 continue
             if ledger.admits(number, device):
@@ -160,8 +170,16 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
             free = ledger.free[device] - folded.weight(index, option, device)
             if free >= 0 and ledger.admits(number, device):
                 cost = seat_cost(folded, index, option, device) + cold_cost(folded, index, device)
+                cost += _beside(ledger, number, device)
                 found.append(((cost + _opening(ledger, device), sign * free, device), ((device,), option)))
     return found
+
+
+def _beside(ledger: Ledger, number: int, device: int) -> int:
+    """What it costs that the server has a replica of the version already."""
+    version = ledger.folded.version[number]
+    held = ledger.on_server.get((version, ledger.folded.server[device]), 0)
+    return server_cost(ledger.folded, version) if held else 0
 
 
 def _opening(ledger: Ledger, device: int) -> int:

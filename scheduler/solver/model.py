@@ -137,6 +137,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     """(worker, device) on which it failed: taken only when nothing else is left."""
     likelihood_permille: int = PERMILLE
     """How likely the replica is needed soon."""
+    settled: bool = False
+    """It runs and is not to be moved now: it loads, or a move of its version is under way."""
     purpose: Purpose = "serve"
     """A standby replica belongs to the warm pool: it is worth only its likelihood."""
     sla_weight: int = 1
@@ -175,12 +177,18 @@ class Objective(Struct, frozen=True, kw_only=True):
     """Each step down the list of options, times the SLA weight."""
     price: int = 100
     """A unit of device price, for models tagged cost-sensitive."""
+    dearer: int = 400
+    """A unit of device price above 1, for every model: where the SLA is met, the cheaper device does."""
     device_used: int = 1000
     """binpack: a unit of price of a device that holds anything."""
     fragment: int = 100
     """binpack: a free device of an NVLink island that is partly taken."""
     pair: int = 200
     """spread: two replicas on one device."""
+    same_server: int = 800
+    """A replica on a server that has another one of its version, times the SLA weight."""
+    settled: int = 1_000_000_000
+    """Moving a settled replica: more than anything gains."""
     move: int = 50
     """Taking a running replica from where it is."""
     move_gib: int = 2

@@ -41,9 +41,11 @@ class Rooms:
         key = folded.version[number], folded.worker[seat[0][0]]
         self.on_worker[key] = self.on_worker.get(key, 0) + step
 
-    def fits(self, number: int, seat: Seat) -> bool:
+    def fits(self, number: int, seat: Seat, source: Seat | None) -> bool:
         folded, version = self.folded, self.folded.version[number]
         here = self.on_worker.get((version, folded.worker[seat[0][0]]), 0)
+        # A move within a worker: for as long as it takes, the replica counts there once.
+        here -= source is not None and folded.worker[source[0][0]] == folded.worker[seat[0][0]]
         return here < folded.worker_limit[version] and all(
             self.free[device] >= folded.weight(folded.kind[number], seat[1], device) for device in seat[0]
         )
@@ -82,7 +84,7 @@ def _ready(rooms: Rooms, pending: Sequence[Pending]) -> list[Pending]:
     """What has room beside everything that is there now; it takes that room."""
     ready: list[Pending] = []
     for one in pending:
-        if rooms.fits(one.number, one.target):
+        if rooms.fits(one.number, one.target, one.source):
             rooms.change(one.number, one.target, 1)
             ready.append(one)
     return ready

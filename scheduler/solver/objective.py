@@ -10,7 +10,7 @@ from scheduler.solver.model import Priority
 
 TERMS = (
     *("unplaced", "sla_risk", "precision", "price", "devices_used", "nvlink_fragmentation", "balance"),
-    *("migration", "warm_pool"),
+    *("same_server", "migration", "warm_pool"),
 )
 WEIGHT_OF: dict[Priority, int] = {"P0": 8, "P1": 4, "P2": 2}
 
@@ -30,6 +30,7 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     terms = dict.fromkeys(TERMS, 0)
     serving = [0] * folded.versions
     holding = [0] * len(folded.usable)
+    on_server: dict[tuple[int, int], int] = {}
     for number, seat in enumerate(seats):
         kind = folded.kinds[folded.kind[number]]
         if folded.placed(number, seat):
@@ -40,8 +41,13 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
             _add_seat(folded, number, seat, terms)
             for device in seat[0]:
                 holding[device] += 1
-        terms["migration"] += _migration(folded, number, seat)
+            place = kind.version, folded.server[seat[0][0]]
+            on_server[place] = on_server.get(place, 0) + 1
+        terms["migration"] += migration_cost(folded, number, seat)
     terms["unplaced"] += sum(cost for cost, count in zip(folded.first_cost, serving, strict=True) if not count)
+    terms["same_server"] = sum(
+        server_cost(folded, version) * (count - 1) for (version, _), count in on_server.items() if count > 1
+    )
     _add_devices(folded, holding, terms)
     return terms
 
@@ -57,7 +63,7 @@ def cost_without(folded: Folded, seats: Sequence[Seat | None], free: Sequence[in
     for number in free:
         others[number] = None
         kind = folded.kinds[folded.kind[number]]
-        cost -= kind.unplaced_cost + _migration(folded, number, None)
+        cost -= kind.unplaced_cost + migration_cost(folded, number, None)
         versions[kind.version] = None
     for number, seat in enumerate(others):
         if number not in missing and folded.placed(number, seat):
@@ -96,7 +102,12 @@ def pair_cost(folded: Folded) -> int:
     return folded.objective.pair if folded.objective.packing == "spread" else 0
 
 
-def _migration(folded: Folded, number: int, seat: Seat | None) -> int:
+def server_cost(folded: Folded, version: int) -> int:
+    """What each replica of the version costs that is on a server with another one of it."""
+    return folded.server_weight[version]
+
+
+def migration_cost(folded: Folded, number: int, seat: Seat | None) -> int:
     """A move costs. A held replica owes its move; one that is stopped without a new place is worse off than that."""
     if folded.current[number] is None or (seat == folded.current[number] and folded.may_stay[number]):
         return 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from scheduler.solver.classes import Folded, Seat
 from scheduler.solver.ledger import Ledger
-from scheduler.solver.objective import cold_cost, device_cost, fragment_cost, pair_cost, seat_cost
+from scheduler.solver.objective import cold_cost, device_cost, fragment_cost, pair_cost, seat_cost, server_cost
 from scheduler.solver.program import Program, Term
 
 On = tuple[int, int, int]
@@ -238,8 +238,20 @@ class Part:
             self._limit(variables, folded.worker_limit[key[0]] - fixed.on_worker.get(key, 0))
         for key, variables in on_server.items():
             self._limit(variables, folded.server_limit[key[0]] - fixed.on_server.get(key, 0))
+            self._together(variables, server_cost(folded, key[0]), fixed.on_server.get(key, 0))
         for variables in self._on_device().values():
             self._limit(variables, 1)
+
+    def _together(self, variables: Sequence[int], cost: int, fixed: int) -> None:
+        """Each replica of a version beyond the first on a server costs; the fixed ones have paid already."""
+        program = self.program
+        most = sum(program.upper[variable] for variable in variables)
+        if not cost or most + fixed < 2:
+            return
+        allowed = 0 if fixed else 1
+        hint = max(0, sum(program.hint[variable] for variable in variables) - allowed)
+        excess = program.variable(most, cost, hint)
+        program.at_most([*((variable, 1) for variable in variables), (excess, -1)], allowed)
 
     def _replicas(self) -> Iterator[tuple[int, int, int]]:
         """(version, a device of it, variable) of every variable that counts replicas."""

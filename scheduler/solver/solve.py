@@ -27,6 +27,7 @@ from scheduler.solver.objective import cost_without, evaluate, total
 from scheduler.solver.part import Part
 from scheduler.solver.program import Answer, Program
 from scheduler.solver.room import make_room
+from scheduler.solver.tidy import tidy
 from scheduler.solver.windows import Window, neighbours, windows
 
 
@@ -156,7 +157,11 @@ class Search:
 
 def place_missing(problem: Problem, limits: Limits = FOR_CHANGE) -> Plan:
     """Place what has no place; what has a good one stays. Raises ConfigError for a problem that makes no sense."""
-    folded = fold(problem)
+    return place_missing_in(fold(problem), limits)
+
+
+def place_missing_in(folded: Folded, limits: Limits = FOR_CHANGE) -> Plan:
+    """As `place_missing`, for a caller that goes on with the folded problem."""
     base, whole = keep(folded)
     search = Search(folded, base, limits)
     _, bound = _solve_missing(search)
@@ -197,6 +202,23 @@ def plan_fleet(problem: Problem, limits: Limits = FOR_FLEET) -> Plan:
     base, whole = keep(folded)
     search = Search(folded, base, limits)
     bound = search.solve(tuple(range(len(base))), limits.exact_seats_max)
+    return _plan(search, "fleet", bound, base, whole)
+
+
+def rebalance(problem: Problem, moves_max: int, limits: Limits = FOR_CHANGE) -> Plan:
+    """Better places for what runs, in at most `moves_max` moves. Raises ConfigError for a problem that makes no sense.
+
+    Single moves that pay (`tidy`), and then a program over parts of the fleet; without the latter when it takes more
+    moves.
+    """
+    folded = fold(problem)
+    base, whole = keep(folded)
+    search = Search(folded, base, limits)
+    tidied = tidy(folded, base, moves_max)
+    search.offer(tidied)
+    bound = search.solve(tuple(range(len(base))), limits.exact_seats_max)
+    if sum(before != after for before, after in zip(base, search.seats, strict=True)) > moves_max:
+        search.seats, search.cost = tidied, total(evaluate(folded, tidied))
     return _plan(search, "fleet", bound, base, whole)
 
 

@@ -1,4 +1,4 @@
-"""`sie-stream audit decisions`: fold the control log again and compare, without writing anything."""
+"""`sie-stream audit`. `decisions` is here: fold the control log again and compare, without writing anything."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scheduler.audit import DecisionAudit, Difference, audit, report_json
 from scheduler.snapshots import oldest_snapshot
 from schemas.codec import encode_decision
 from sie_stream import __version__
+from sie_stream.cli import audit_bundle, audit_requests
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
@@ -21,7 +22,12 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
 from sie_stream.settings import Settings
 
-app = typer.Typer(help="Check what the engine did against its log. Reads only.", no_args_is_help=True)
+app = typer.Typer(help="Check what the engine did against its log, and take the proof along.", no_args_is_help=True)
+
+app.command("verify")(audit_requests.verify)
+app.command("export")(audit_bundle.export)
+app.command("check")(audit_bundle.check)
+app.command("keygen")(audit_bundle.keygen)
 
 BEHIND_MAX = 200
 """Records of sie.cluster beyond what is decided: a scheduler commits every second."""

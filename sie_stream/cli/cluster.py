@@ -20,6 +20,7 @@ from sie_stream.deadline import Deadline
 from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import settings_environment
+from sie_stream.edge.java import Compiler
 from sie_stream.edge.supervisor import Child, ProcessFailed, ProcessSpec, RunState, Supervisor, log_tail
 from sie_stream.errors import ConfigError, LogError
 from sie_stream.records import LogWrite
@@ -41,16 +42,21 @@ class Layout:
     ingress: int = 1
     egress: int = 1
     schedulers: int = 1
+    compiler: Compiler = "quick"
+    """Of the embedded broker."""
+    tiers: tuple[str, ...] = ()
+    """Of the workers, in turn; none: as the settings say."""
 
     def processes(self) -> list[ProcessSpec]:
         specs = [ProcessSpec(f"scheduler-{n}", "scheduler.main") for n in range(self.schedulers)]
-        specs += [
-            ProcessSpec(f"worker-{n}", "gpu_worker.main", ("--id", f"worker-{n}", "--incarnation", "{incarnation}"))
-            for n in range(self.workers)
-        ]
+        specs += [ProcessSpec(f"worker-{n}", "gpu_worker.main", self._worker(n)) for n in range(self.workers)]
         specs += [ProcessSpec(f"ingress-{n}", "processors.ingress.main", ("--id", str(n))) for n in range(self.ingress)]
         specs += [ProcessSpec(f"egress-{n}", "processors.egress.main", ("--id", str(n))) for n in range(self.egress)]
         return [*specs, ProcessSpec("bridge-0", "processors.bridge.main")]
+
+    def _worker(self, number: int) -> tuple[str, ...]:
+        tier = ("--tier", self.tiers[number % len(self.tiers)]) if self.tiers else ()
+        return ("--id", f"worker-{number}", "--incarnation", "{incarnation}", *tier)
 
 
 class Cluster:
@@ -88,6 +94,7 @@ class Cluster:
             data_dir=self.state_dir / "broker",
             java_home=self.settings.java_home or None,
             cache_dir=Path(self.settings.kafka_dir) if self.settings.kafka_dir else None,
+            compiler=self.layout.compiler,
         )
         self.broker = EmbeddedBroker.start(config, Deadline.after(time.monotonic_ns() // 1_000_000, 120_000))
         self.settings = msgspec.structs.replace(self.settings, bootstrap_servers=self.broker.bootstrap_servers)

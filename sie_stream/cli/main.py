@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import audit, decisions, demo, doctor, explain, maintenance, models, stream, topics, topology, up
+from sie_stream.cli import (
+    audit,
+    decisions,
+    demo,
+    doctor,
+    explain,
+    maintenance,
+    models,
+    replay,
+    simulate,
+    stream,
+    topics,
+    topology,
+    trace,
+    up,
+)
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -31,6 +46,7 @@ app.command()(models.delete)
 app.command()(models.schema)
 app.command()(stream.produce)
 app.command()(stream.results)
+app.command()(trace.trace)
 app.command()(topology.topology)
 app.add_typer(explain.app, name="explain")
 app.command()(maintenance.cordon)
@@ -39,9 +55,11 @@ app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
 app.add_typer(audit.app, name="audit")
+app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
+app.command()(simulate.simulate)
 
 
 def _version(wanted: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scheduler.capability import capability_matrix
 from scheduler.capability_words import ROW_COLUMNS, matrix_rows
 from scheduler.device_classes import DeviceClass, classes_of
+from scheduler.life import life_of
 from schemas.codec import decode_row
 from sie_stream.cli.ask import nothing
 from sie_stream.cli.declare import declare, load_specs, wait_ready
@@ -208,7 +209,8 @@ def describe(
     matrix = capability_matrix(ModelSpec.model_validate_json(json.dumps(found["spec"])), device_classes(connection))
     if output is OutputFormat.JSON:
         capability = {"fits": matrix_rows(matrix), "assumptions": list(matrix.assumptions)}
-        show_json({**found, "instance_state": instance, "placement": placement, "capability": capability})
+        life = life_rows(instance)
+        show_json({**found, "instance_state": instance, "life": life, "placement": placement, "capability": capability})
         return
     console.print(
         f"[bold]{name}[/] {found['version']}  {found['instance']}  {instance.get('status', '?')}", highlight=False
@@ -217,13 +219,20 @@ def describe(
         console.print(f"message: {instance['message']}", highlight=False)
     console.print(f"replicas: {', '.join(placement.get('replicas', [])) or 'none'}", highlight=False)
     console.print(f"partitions: {', '.join(placement.get('partitions', [])) or 'none'}", highlight=False)
-    console.print(f"timings_ms: {instance.get('timings_ms', {})}", highlight=False)
+    show_rows(
+        life_rows(instance), ["step", "after_ms", "took_ms", "words"], output, empty="no step of its life is known"
+    )
     if found["not_enforced"]:
         console.print(f"declared, not enforced yet: {', '.join(found['not_enforced'])}", highlight=False)
     show_rows(matrix_rows(matrix), list(ROW_COLUMNS), output, empty="no live worker to run it")
     for sentence in matrix.assumptions:
         console.print(sentence, highlight=False)
     console.print_json(json.dumps(found["spec"]))
+
+
+def life_rows(instance: Mapping[str, Any]) -> Rows:
+    """From the declaration to the first answer: when each step was reached, and what took how long."""
+    return [plain(step) for step in life_of(instance.get("timings_ms", {}))]
 
 
 def device_classes(connection: Connection) -> tuple[DeviceClass, ...]:

@@ -11,7 +11,7 @@ UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO = re.compile(r"(\d+)([smhd])", re.ASCII)
 
 
-def since_ms(text: str, now_ms: int) -> int:
+def since_ms(text: str, now_ms: int, option: str = "--since") -> int:
     """Milliseconds since the epoch. An ISO time without a zone is in the zone of this machine.
 
     Raises ConfigError naming the value and what is allowed.
@@ -23,7 +23,7 @@ def since_ms(text: str, now_ms: int) -> int:
         return round(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
     except (ValueError, OverflowError) as error:
         raise ConfigError(
-            f"--since {text!r}: allowed is how long ago (90s, 10m, 2h, 7d) or an ISO time (2026-03-01T12:00:00+01:00)"
+            f"{option} {text!r}: allowed is how long ago (90s, 10m, 2h, 7d) or an ISO time (2026-03-01T12:00:00+01:00)"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import time
@@ -155,7 +156,7 @@ def results(
     follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with new results until Ctrl-C.")] = False,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Only results of this model.")] = None,
     status: Annotated[str | None, typer.Option(help="Only ok, rejected, expired, shed or failed.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Stop after this many.", min=1)] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest ones, so many.", min=1)] = 100,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -174,13 +175,20 @@ def results(
             for result in picked:
                 typer.echo(msgspec.json.encode(result).decode() if output is OutputFormat.JSON else _line(result))
             return
-        rows = list(itertools.islice(picked, limit))
+        rows = newest(picked, limit)
     show_results(rows, output)
     if not rows:
         error_console.print("no results")
     if request_id and len(rows) < len(request_id):
         error_console.print(f"{len(request_id) - len(rows)} of {len(request_id)} requests have no terminal record yet")
         raise typer.Exit(1)
+
+
+def newest(found: Iterable[InferenceResult], limit: int) -> list[InferenceResult]:
+    """The `limit` that finished last, oldest of them first: partitions are read one after the other, not by time."""
+    numbered = zip(itertools.count(), found, strict=False)
+    last = heapq.nlargest(limit, numbered, key=lambda pair: (pair[1].finished_at, pair[0]))
+    return [result for _, result in reversed(last)]
 
 
 def show_results(found: list[InferenceResult], output: OutputFormat) -> None:

@@ -15,6 +15,8 @@ from sie_stream.cli.output import OutputFormat, OutputOption, console, show_json
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.stop import Interrupted, StopFlag
 from sie_stream.edge.supervisor import RunState, process_alive
+from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.settings import TIERS
 
 WATCH_EVERY_S = 0.1
 
@@ -25,6 +27,10 @@ def up(
     schedulers: Annotated[
         int, typer.Option(help="Scheduler processes: one leads, the others stand by.", min=1, max=5)
     ] = 1,
+    tiers: Annotated[
+        str,
+        typer.Option(help="Tiers of the workers, in turn: tier-0 takes P0 models only and goes first on this machine."),
+    ] = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; stop with `down`.")
     ] = False,
@@ -41,17 +47,20 @@ def up(
     Examples:
       sie-stream up
       sie-stream up --workers 3 --detach
+      sie-stream up --workers 2 --tiers tier-0,tier-1
       sie-stream up --bootstrap-servers kafka-1:9092
     """
     overrides = {"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {}
     settings = load_settings(overrides)
+    tiers_of_workers = parse_tiers(tiers)
     if detach:
         arguments = ["--workers", str(workers), "--ingress", str(ingress), "--schedulers", str(schedulers)]
+        arguments += ["--tiers", tiers] if tiers else []
         arguments += ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else []
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
         return
     stop = StopFlag.on_signals()
-    layout = Layout(workers=workers, ingress=ingress, schedulers=schedulers)
+    layout = Layout(workers=workers, ingress=ingress, schedulers=schedulers, tiers=tiers_of_workers, compiler="steady")
     cluster = Cluster(settings, layout, say=lambda text: console.print(f"[dim]{text}[/]"), check=stop.check)
     try:
         cluster.start()
@@ -67,6 +76,16 @@ def up(
     finally:
         console.print("stopping")
         cluster.stop()
+
+
+def parse_tiers(text: str) -> tuple[str, ...]:
+    """Raises ConfigError for a tier that does not exist."""
+    tiers = tuple(part.strip() for part in text.split(",")) if text else ()
+    for tier in tiers:
+        if tier not in TIERS:
+            known = ", ".join(filter(None, TIERS))
+            raise ConfigError(f"--tiers: {tier!r}, allowed are {known}, or nothing.{did_you_mean(tier, TIERS)}")
+    return tiers
 
 
 def show_state(state: RunState, output: OutputFormat) -> None:

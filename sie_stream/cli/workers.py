@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from scheduler.machine import SchedulerMachine
+from scheduler.guard import GuardedMachine
 from scheduler.snapshots import newest_snapshot
 from scheduler.state import ClusterState
 from schemas.codec import decode_cluster
@@ -20,7 +20,7 @@ def cluster_state(connection: Connection) -> ClusterState:
     topics = connection.settings.topics
     reader = connection.reader()
     try:
-        machine = SchedulerMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
+        machine = GuardedMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
         since = {TopicPartition(topics.cluster, 0): machine.state.next_offset}
         for record in read_to_end(reader, topics.cluster, since):
             try:

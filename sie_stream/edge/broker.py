@@ -22,8 +22,9 @@ from typing import Self
 
 from sie_stream.deadline import Deadline
 from sie_stream.edge.broker_home import HOST, Tenant, accepts, evict, free_port, is_free, read_tenant, write_tenant
-from sie_stream.edge.java import Java, find_java
+from sie_stream.edge.java import Compiler, Java, find_java
 from sie_stream.edge.kafka_jars import BrokerFailed, class_path, default_cache_dir, ensure_jars, locked
+from sie_stream.edge.kafka_training import train
 from sie_stream.edge.orphans import stop_with_parent
 
 STARTED_LINE = "Kafka Server started"
@@ -31,6 +32,7 @@ PORT_TAKEN = "Address already in use"
 START_ATTEMPTS = 3
 STOP_BUDGET_MS = 30_000
 TRAINING_BUDGET_MS = 180_000
+TRAINING_S = 20.0
 POLL_S = 0.02
 LOGGING = Path(__file__).with_name("broker_log4j2.properties")
 
@@ -78,6 +80,8 @@ class BrokerConfig:
     properties: Mapping[str, str] = field(default_factory=dict)
     """Broker properties, over ours."""
     jvm_args: tuple[str, ...] = ()
+    compiler: Compiler = "quick"
+    """steady: for a broker that runs for longer than a minute (see java.py)."""
 
     @property
     def cache(self) -> Path:
@@ -265,7 +269,7 @@ class EmbeddedBroker:
             str(self._java.executable),
             f"-Xmx{self.config.heap_mb}m",
             "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",  # see java.py for the measurement
+            *self._java.compiler_flags(self.config.compiler),
             "-XX:+ExitOnOutOfMemoryError",
             "-XX:-UsePerfData",
             "-Xlog:disable",
@@ -308,7 +312,7 @@ def prepare(cache_dir: Path | None = None, java_home: str | None = None, say: Ca
     archive = java.archive(cache)
     with locked(cache, "kafka-archive"):
         if not archive.exists():
-            say(f"Apache Kafka: one training run for fast starts (Java {java.version})")
+            say(f"Apache Kafka: one training run for fast starts (Java {java.version}, half a minute)")
             _train(cache, java, java_home, archive)
 
 
@@ -321,8 +325,11 @@ def _train(cache: Path, java: Java, java_home: str | None, archive: Path) -> Non
             java_home=java_home,
             cache_dir=cache,
             jvm_args=tuple(java.write_archive(part)),
+            compiler="steady",
         )
         with EmbeddedBroker.start(config, until) as broker:
+            if java.archives_profiles:
+                train(broker.bootstrap_servers, TRAINING_S)
             broker.stop(until)  # the JVM writes the archive as it ends
         if part.exists():
             part.replace(archive)

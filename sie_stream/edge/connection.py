@@ -9,6 +9,7 @@ import msgspec
 
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader
+from sie_stream.edge.kafka_reader import FETCH_WAIT_MS
 from sie_stream.edge.supervisor import RunState
 from sie_stream.errors import ConfigError
 from sie_stream.settings import Settings
@@ -41,8 +42,9 @@ class Connection:
             )
         return cls(msgspec.structs.replace(settings, bootstrap_servers=state.bootstrap_servers))
 
-    def reader(self, group: str = "sie-stream-tools") -> KafkaReader:
-        return KafkaReader(self.settings.bootstrap_servers, group, overrides=self.settings.client_overrides)
+    def reader(self, group: str = "sie-stream-tools", fetch_wait_ms: int = FETCH_WAIT_MS) -> KafkaReader:
+        overrides = self.settings.client_overrides
+        return KafkaReader(self.settings.bootstrap_servers, group, overrides=overrides, fetch_wait_ms=fetch_wait_ms)
 
     def plain_writer(self) -> KafkaPlainWriter:
         return KafkaPlainWriter(self.settings.bootstrap_servers, overrides=self.settings.client_overrides)

@@ -154,7 +154,11 @@ class Checkers:
         decided = decode_decision(record.value)
         decision = decided.decision
         self._mark(decided.kind)
+        if decided.kind == "replicas_scaled":
+            self._mark(str(decided.chosen["rule"]))
         self.world.note(f"{decision} {decided.kind} {decided.subject} {decided.chosen}")
+        if decided.kind == "record_refused":
+            raise Violation(f"the fold raised: {decided.reason}")
         if decision in self.decisions:
             raise Violation(f"decision {decision} twice; the second at {_at(record)}")
         assert record.value is not None

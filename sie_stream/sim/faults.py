@@ -18,6 +18,7 @@ from sie_stream.sim.scenario import (
     JoinLeave,
     Kill,
     KillEngine,
+    LoseDevice,
     NewVersion,
     Pause,
     Role,
@@ -71,6 +72,8 @@ class Faults:
         self.heal_at_ms = world.start_ms + scenario.heal_at_ms
         self.slow_until_ms: dict[str, tuple[int, float]] = {}
         """Worker -> (until when, by what factor) its engines run slower."""
+        self.lost_until_ms: dict[str, int] = {}
+        """Worker -> until when its first device is gone."""
         self.kill_engine: Callable[[Process], None] = lambda process: None
         self.new_version: Callable[[], None] = lambda: None
         self.delete: Callable[[int | None], None] = lambda for_ms: None
@@ -122,6 +125,8 @@ class Faults:
                 self._hold(fault)
             case SlowEngine():
                 self._slow_engine(fault)
+            case LoseDevice():
+                self._lose_device(fault)
             case KillEngine():
                 self._kill_engine()
             case NewVersion():
@@ -136,6 +141,16 @@ class Faults:
                 raise AssertionError(f"{fault} is not a single event")
             case _:
                 assert_never(fault)
+
+    def _lose_device(self, fault: LoseDevice) -> None:
+        worker = self._victim("worker")
+        if worker is not None:
+            self._count("lose_device")
+            until_ms = self.world.clock.now_ms() + self._before_heal(fault.for_ms)
+            self.lost_until_ms[worker.name] = max(until_ms, self.lost_until_ms.get(worker.name, 0))
+
+    def lost_device(self, worker: str) -> bool:
+        return self.world.clock.now_ms() < self.lost_until_ms.get(worker, 0)
 
     def _drain(self, fault: Drain) -> None:
         worker = self._victim("worker")

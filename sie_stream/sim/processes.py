@@ -62,6 +62,7 @@ def ports(world: World, lane: Lane, settings: Settings, transactional_id: str) -
         writer=log.transactional_writer(
             transactional_id, settings.transaction_timeout_ms, settings.record_bytes_max, lane.client
         ),
+        make_plain_writer=lambda: log.plain_writer(client=lane.client),
         clock=log.clock,
     )
 

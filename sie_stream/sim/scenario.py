@@ -23,11 +23,16 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 
     requests: int = 100
     over_ms: int = 4_000
+    waves: int = 1
+    """The requests come in so many waves of `over_ms`, one every `wave_every_ms`, with nothing in between."""
+    wave_every_ms: int = 0
     models: int = 3
     memory_mb: int = 300
     """Most memory of a model."""
     replicas: int = 3
     """Most replicas that a model asks for at least."""
+    sleepy: float = 0.0
+    """Share of the models that may have none when they are idle."""
     bursts: float = 0.6
     """Part that comes in bursts, so that batches fill and finish out of order."""
     keys: int = 12
@@ -53,7 +58,9 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     workers: int = 3
     memory_mb: int = 1_000
-    """Of each worker; a replica takes 100 to workload.memory_mb."""
+    """Of each device; a replica takes 100 to workload.memory_mb."""
+    devices: int = 1
+    """Of each worker."""
     ingress: int = 2
     egress: int = 1
     schedulers: int = 1
@@ -150,6 +157,13 @@ class SlowEngine(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     factor: float
 
 
+class LoseDevice(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lose_device"):
+    """The first device of a worker is gone for a while; the worker lives and says so."""
+
+    every_ms: Span
+    for_ms: Span
+
+
 class KillEngine(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="kill_engine"):
     every_ms: Span
 
@@ -187,6 +201,7 @@ Fault = (
     | SlowCalls
     | Hold
     | SlowEngine
+    | LoseDevice
     | KillEngine
     | NewVersion
     | Delete
@@ -207,7 +222,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     """After this no faults."""
     drain_ms_max: int = 30_000
     """Then everything must end within this time."""
-    settings: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, int | str] = field(default_factory=dict)
 
 
 def parse_scenario(text: str, name: str) -> Scenario:

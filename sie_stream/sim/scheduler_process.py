@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.effects import InlineEffects
+from scheduler.guard import GuardedMachine
 from scheduler.host import SchedulerHost
-from scheduler.machine import SchedulerMachine
 from scheduler.standby import Standby
 from schemas.codec import encode_decision
 from sie_stream.control import (
@@ -126,7 +126,7 @@ class SchedulerBody:
 
 def refold(settings: Settings, records: Sequence[tuple[LogRecord, ClusterRecord]]) -> list[tuple[str, bytes]]:
     """What a fresh scheduler decides about these records."""
-    machine = SchedulerMachine(settings)
+    machine = GuardedMachine(settings)
     return [
         (command.decision.decision, encode_decision(command.decision))
         for record, fact in records

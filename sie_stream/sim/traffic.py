@@ -112,6 +112,8 @@ class Traffic:
             },
             "output_schema": {"type": "object", "properties": {"y": {"type": "string"}}, "required": ["y"]},
         }
+        if self._workload.sleepy and chance.random() < self._workload.sleepy:
+            spec["replicas"] = {"min": 0, "max": most}
         if model == BOUND_MODEL:
             spec["kafka_input"] = {"topic": BOUND_TOPIC, "group_id": BOUND_GROUP, "value_deserializer": "json"}
             spec["kafka_output"] = {"topic": COPIES_TOPIC, "value_serializer": "avro"}
@@ -148,6 +150,8 @@ class Traffic:
         at_ms = chance.randrange(load.over_ms)
         if chance.random() < load.bursts:
             at_ms -= at_ms % BURST_EVERY_MS - chance.randrange(20)
+        if load.waves > 1:
+            at_ms += chance.randrange(load.waves) * load.wave_every_ms
         luck = chance.random()
         if chance.random() < load.bound:
             request = self._bound(number, key)

@@ -6,7 +6,7 @@ import math
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, failed
 from gpu_worker.committer import TransactionRunner
-from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded, Identity
+from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded, DeviceFailed, DeviceMended, Identity
 from gpu_worker.host import WorkerHost
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
@@ -76,7 +76,9 @@ class WorkerBody:
             incarnation=process.incarnation,
             host="sim",
             pid=1,
-            devices=(Device("cpu:0", "cpu", parts.fleet.memory_mb * MIB),),
+            devices=tuple(
+                Device(f"cpu:{number}", "cpu", parts.fleet.memory_mb * MIB) for number in range(parts.fleet.devices)
+            ),
             backends=("sim",),
             versions={},
         )
@@ -94,7 +96,17 @@ class WorkerBody:
             self.engines,
             log.clock,
             names,
+            device_changes=self.device_changes,
         )
+        self._device_lost = False
+
+    def device_changes(self) -> tuple[DeviceFailed | DeviceMended, ...]:
+        """What the scenario does to the first device of this worker."""
+        lost = self.parts.faults is not None and self.parts.faults.lost_device(self._name)
+        if lost == self._device_lost:
+            return ()
+        self._device_lost = lost
+        return (DeviceFailed("cpu:0", "XID 79: by the scenario") if lost else DeviceMended("cpu:0"),)
 
     def start(self) -> None:
         self._writer.init()

@@ -13,7 +13,10 @@ from tests.architecture.source import PACKAGES, SourceFile, calls, dotted, parse
 # Layers of sie_stream, lowest first; a module imports its own layer and lower ones. What is not named is a decision.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ids", frozenset({"ids", "deadline"})),
-    ("records and errors", frozenset({"errors", "records", "commands", "control", "decisions", "problems"})),
+    (
+        "records and errors",
+        frozenset({"errors", "records", "commands", "control", "decisions", "device_facts", "loads", "problems"}),
+    ),
     ("decisions", frozenset()),
     ("ports and loop", frozenset({"ports", "loop"})),
     ("edge and sim", frozenset({"edge", "sim"})),
@@ -81,7 +84,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnx": ENGINES,
     "onnxruntime": ENGINES,
     "threadpoolctl": ("gpu_worker/backends/*",),
-    "numpy": ENGINES,
+    "numpy": (*ENGINES, "sie_stream/sim/fleet/*"),
     # decisions
     "ortools": ("scheduler/solver/cpsat.py",),
     # people and observation
@@ -89,6 +92,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("sie_stream/cli/*", "zoo/build.py"),
     "pyarrow": ("sie_stream/cli/*",),
     "prometheus_client": ("*/edge/*",),
+    "cryptography": ("sie_stream/edge/signing.py",),
     "structlog": EVERY_EDGE,
     "psutil": EVERY_EDGE,
     # everywhere: the records are made of it

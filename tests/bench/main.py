@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import copy_loop, failover, latency, many_models, peers_run, pipeline
+from tests.bench import copy_loop, deployment, failover, latency, many_models, peers_run, pipeline, tiers
 from tests.bench.report import BASELINE, GOALS, figures, machine, show, write
 from tests.bench.workload import MODEL, MODELS_DIR
 from tests.bench.world import ROOT
@@ -38,6 +38,8 @@ def scenarios(peers_python: Path) -> dict[str, Scenario]:
         "latency": latency.run,
         "many_models": many_models.run,
         "failover": failover.run,
+        "deployment": deployment.run,
+        "tiers": tiers.run,
     }
 
 

@@ -1,4 +1,4 @@
-"""How fast and how well placement is solved: `python -m tests.bench.solver [--json FILE] [--changes N]`.
+"""How fast and how well placement is solved: `python -m tests.bench.solver [--json FILE] [--changes N] [--only-wired]`.
 
 Three questions on made-up fleets (always the same ones: a seed is a fleet): placing everything at 117 models x 256
 devices; the decision after one model is added, one device is lost, one server is lost; a valid plan at 400 models x
@@ -20,6 +20,7 @@ from rich.table import Table
 
 from scheduler.solver import plan_fleet, replan, sla_weight
 from scheduler.solver.model import GIB, Demand, Device, Plan, PrecisionOption, Priority, Problem
+from tests.bench.solver_wired import measure_wired
 
 SEED = 11
 DEVICES_EACH = 8
@@ -212,12 +213,37 @@ def measure(changes: int) -> list[Measured]:
     ]
 
 
+def wired(changes: int) -> list[Measured]:
+    """The same questions to the scheduler's fold: solved, explained and recorded."""
+    by_model: dict[str, list[Demand]] = {}
+    for demand in models(117, 267):
+        by_model.setdefault(demand.model, []).append(demand)
+    declared = [(name, found[0].options[0].memory_bytes, len(found)) for name, found in by_model.items()]
+    return [
+        Measured(
+            name=f"wired, {one.name}",
+            runs=len(one.times),
+            p50_ms=round(_percentile(one.times, 50) * 1000, 1),
+            p99_ms=round(_percentile(one.times, 99) * 1000, 1),
+            worst_ms=round(max(one.times) * 1000, 1),
+            gap_percent=0.0,
+            devices_used=0,
+            moved_needlessly=one.moved,
+            unplaced=0,
+            goal=f"p99 <= 200 ms (cpu {_percentile(one.cpu, 99) * 1000:.0f}), {one.sentences} of 20 sentences",
+            met=_percentile(one.times, 99) <= 0.2 and one.sentences <= 20 and not one.moved,
+        )
+        for one in measure_wired(declared, changes)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How fast and how well placement is solved.")
     parser.add_argument("--changes", type=int, default=100, help="decisions per kind of change")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--only-wired", action="store_true", help="only the questions to the scheduler's fold")
     arguments = parser.parse_args()
-    results = measure(arguments.changes)
+    results = ([] if arguments.only_wired else measure(arguments.changes)) + wired(arguments.changes)
     table = Table(*Measured.__struct_fields__)
     for result in results:
         table.add_row(*(str(value) for value in structs.astuple(result)))

@@ -16,6 +16,7 @@ from schemas.codec import decode_result
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs, load_specs
 from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker
+from sie_stream.edge.java import Compiler
 from sie_stream.edge.supervisor import ProcessSpec, Supervisor, log_tail
 from sie_stream.ports import TopicSpec
 from sie_stream.settings import Settings
@@ -41,10 +42,10 @@ class World:
 
 
 @contextmanager
-def world() -> Iterator[World]:
+def world(compiler: Compiler = "quick") -> Iterator[World]:
     with tempfile.TemporaryDirectory(prefix="sie-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        with EmbeddedBroker.start(BrokerConfig(data_dir=folder / "broker"), within(120)) as broker:
+        with EmbeddedBroker.start(BrokerConfig(data_dir=folder / "broker", compiler=compiler), within(120)) as broker:
             yield World(folder, broker)
 
 

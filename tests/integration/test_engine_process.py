@@ -39,7 +39,7 @@ class Engines:
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(PACKAGE), str(ROOT)])
-        self.links = EngineLinks(3, {"PYTHONPATH": path})
+        self.links = EngineLinks(3, environment={"PYTHONPATH": path})
         self.said: list[EngineEvent] = []
 
     def load(self, slot: int = 1, **changes: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from scheduler.autoscale import ScalePolicy, idle_ms, window_ms
 from sie_stream.spec.model import Tag
 from tests.unit.scheduler.day import in_time, lived, shopping_day
+from tests.unit.scheduler.folded_day import folded_day
+from tests.unit.scheduler.kit import decisions
 from tests.unit.scheduler.queueing import Run, Station, closed_loop, ramp, sine, step_load
 
 COLD_STARTS_S = (1, 10, 60)
@@ -163,3 +166,22 @@ def test_without_yielding_the_same_day_breaks_the_sla() -> None:
     cluster = lived(shopping_day(60, yields=False), 24 * 60)
     in_sla, requests = in_time(cluster.members["chat"])
     assert in_sla < 0.9 * requests
+
+
+def test_the_scheduler_itself_keeps_high_sla_in_time_on_that_day() -> None:
+    """The same day of 24 x 300 s through SchedulerMachine, which looks at loads every five seconds only."""
+    day = folded_day(300).live(24 * 300)
+    members = {member.name: member for member in day.members}
+    for name in ("chat", "rank"):
+        in_sla, requests = members[name].in_time()
+        assert requests > 80_000
+        assert in_sla >= 0.9997 * requests, name
+    commands = day.cluster.commands
+    steps = Counter(str(decision.chosen["step"]) for decision in decisions(commands, "model_yielded"))
+    back = Counter(str(decision.chosen["step"]) for decision in decisions(commands, "model_restored"))
+    assert {"move", "give_up"} <= set(steps)
+    assert "get_back" in back
+    assert {decision.subject for decision in decisions(commands, "model_yielded")} == {"embed", "report"}
+    report = members["report"]
+    assert report.station.replica_ms > 0.5 * 0.85 * 10 * 24 * 300 * 1_000, "half of what it needs, at least"
+    assert len(report.station.waiting) < 0.5 * report.station.arrived

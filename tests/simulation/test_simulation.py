@@ -53,12 +53,23 @@ def test_all_seeds() -> None:
             *("kill_worker", "kill_ingress", "kill_egress", "kill_scheduler", "pause_worker", "pause_ingress"),
             *("stop_worker", "stop_ingress", "join_ingress", "join_worker", "evict", "hold", "slow_call", "retriable"),
             *("aborted", "commit_answer_lost", "commit_request_lost", "slow_engine", "kill_engine", "new_version"),
-            *("twin_worker", "twin_ingress", "delete", "drain", "in_write", "in_send_offsets", "in_commit", "in_poll"),
+            *(
+                "twin_worker",
+                "twin_ingress",
+                "delete",
+                "drain",
+                "lose_device",
+                "in_write",
+                "in_send_offsets",
+                "in_commit",
+                "in_poll",
+            ),
         }
         assert marks >= {
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
             *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
-            *("snapshot", "metadata", "copy", "dead_letter"),
+            *("device_lost", "device_back", "plan_started", "replica_moving", "plan_ended"),
+            *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
         }
 
 
@@ -98,7 +109,9 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "broker_hiccup",
         "calm",
         "chaos",
+        "crowded",
         "deletes",
+        "device_losses",
         "duplicate_deliveries",
         "handover",
         "ingress_kills",
@@ -108,6 +121,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "poison",
         "rebalance_storm",
         "scheduler_kills",
+        "sleepers",
         "slow_engine",
         "tight_memory",
         "twins",

@@ -7,12 +7,13 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sie_stream.errors import InvalidRequest
 from sie_stream.input_schema import CODES, InputValidator, InvalidInput, compile_schema
 from sie_stream.problems import SpecError
+from tests.examples import examples
 
 CLAIM = {
     "type": "object",
@@ -355,7 +356,7 @@ def rows(draw: st.DrawFn) -> tuple[dict, bytes]:
     return schema, raw
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(rows())
 @example(({"type": "object", "properties": {"a": {"type": "number"}}}, b'{"a": ' + b"9" * 309 + b"}"))
 @example(({"type": "object"}, b'{"a": ' + b"9" * 309 + b"}"))

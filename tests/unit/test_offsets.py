@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sie_stream.offset_metadata import METADATA_CHARS_MAX, PAYLOAD_BYTES_MAX, decode, encode, varint_bytes
 from sie_stream.offsets import PAYLOAD_BYTES_STOP, OffsetLedger
 from sie_stream.records import CommittedOffset
+from tests.examples import examples
 
 
 class Twin:
@@ -159,7 +160,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(times == 1 for times in self.processed.values())
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(examples(60), stateful_step_count=40)
 TestLedgerAgainstTwin = LedgerMachine.TestCase
 
 

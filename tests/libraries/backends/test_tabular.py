@@ -170,3 +170,27 @@ def test_every_input_gets_its_own_answer_in_order(inputs: list[dict[str, Any]]) 
             assert json.loads(answer.outputs or b"")["score"] == pytest.approx(
                 json.loads(alone.outputs or b"")["score"]
             )
+
+
+@pytest.mark.parametrize("features", [3, 13, 64])
+def test_an_answer_is_the_same_bits_in_any_batch_and_at_any_place(features: int) -> None:
+    """Replay demands this: its batches are not those of the traffic."""
+    names = [f"f{number}" for number in range(features)]
+    random = np.random.default_rng(7)
+    weights = random.normal(size=(features, 3))
+
+    def softmax(matrix: Matrix) -> Matrix:
+        scores = matrix @ weights
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return shares / shares.sum(axis=1, keepdims=True)
+
+    config = tabular_config({"kind": "classifier", "features": names, "labels": ["a", "b", "c"]})
+    scorer = TabularModel(config, softmax, 10, "sha256:0")
+    rows = random.normal(size=(100, features)).tolist()
+    items = [row(f"r{place}", dict(zip(names, values, strict=True))) for place, values in enumerate(rows)]
+    alone = {item.request_id: scorer.run([item])[0].outputs for item in items}
+    for size in (2, 3, 8, 33, 100):
+        order = [items[place] for place in random.permutation(len(items))]
+        for start in range(0, len(order), size):
+            for answer in scorer.run(order[start : start + size]):
+                assert answer.outputs == alone[answer.request_id], (size, answer.request_id)

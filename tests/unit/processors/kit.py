@@ -149,6 +149,9 @@ class World:
             [LogWrite(NAMES.routes, codec.encode_row(row), row.model.encode()) for row in rows]
         )
 
+    def unpublish(self, model: str) -> None:
+        self.log.plain_writer().write([LogWrite(NAMES.routes, None, model.encode())])
+
     def ingress(self, name: str = "0") -> IngressHost:
         host = IngressHost(self.settings, self.ports(name), Encoders(), self)
         host.start()
@@ -159,6 +162,7 @@ class World:
             make_reader=self.log.reader,
             make_group_reader=lambda group: self.log.group_reader(group, f"member-{name}"),
             writer=self.log.transactional_writer(f"sie.test.{name}"),
+            make_plain_writer=self.log.plain_writer,
             clock=self.log.clock,
         )
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from processors.ingress.host import IngressHost
 from schemas.registry_table import Registration, registration_write
@@ -18,6 +18,7 @@ from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.sim.log import SimLog
 from sie_stream.sim.writers import SimTransactionalWriter
+from tests.examples import examples
 from tests.unit.processors.kit import NAMES, Encoders, World, body, route
 
 WINDOW_MS = 600_000
@@ -133,7 +134,7 @@ class RefusingWriter:
         return counted
 
 
-@hypothesis_settings(max_examples=60)
+@examples(60)
 @given(refused=st.sets(st.integers(1, 30), max_size=12), batch=st.integers(1, 4))
 def test_refused_transactions_lose_and_repeat_nothing(refused: set[int], batch: int) -> None:
     world = World(route(), ingress_batch_max=batch)
@@ -141,16 +142,12 @@ def test_refused_transactions_lose_and_repeat_nothing(refused: set[int], batch: 
     inner = ports.writer
     assert isinstance(inner, SimTransactionalWriter)
     writer = RefusingWriter(inner, sorted(refused), TransactionAborted("the test says so"))
-    host = IngressHost(world.settings, type(ports)(**{**_fields(ports), "writer": writer}), Encoders(), world)
+    host = IngressHost(world.settings, structs.replace(ports, writer=writer), Encoders(), world)
     host.start()
     for number in range(6):
         world.send(body(request_id=f"r{number}"), body(request_id=f"r{number}"), key=str(number).encode())
     world.run(host, turns=60)
     assert ids(world) == [f"r{number}" for number in range(6)]
-
-
-def _fields(ports: object) -> dict[str, object]:
-    return {name: getattr(ports, name) for name in ("make_reader", "make_group_reader", "writer", "clock")}
 
 
 def test_two_processes_share_the_partitions_and_one_takes_over() -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.shares import apportion
 from sie_stream.control import VariantRow
 from sie_stream.errors import InvalidRequest
-from sie_stream.routing import SHARES, bucket_of, choose_variant, partition_of, pinned_variant, sticky_key
+from sie_stream.routing import SHARES, bucket_of, choose_variant, partition_of, pinned_variant, spill_of, sticky_key
 
 KEYS = [f"key-{number}".encode() for number in range(20_000)]
 
@@ -78,3 +79,43 @@ def test_the_sticky_key_is_session_then_key_then_id() -> None:
     assert sticky_key("s", b"k", "r") == b"s"
     assert sticky_key(None, b"k", "r") == b"k"
     assert sticky_key(None, b"", "r") == b"r"
+
+
+@pytest.mark.parametrize("shares", [(7_000, 3_000), (2_334, 3_833, 3_833), (100, 100, 9_800), (0, 10_000, 0, 0)])
+def test_buckets_get_their_shares_of_the_keys(shares: tuple[int, ...]) -> None:
+    spill = spill_of(shares, len(shares))
+    got = Counter(bucket_of(key, len(shares), spill) for key in KEYS)
+    for bucket, share in enumerate(shares):
+        part = share / SHARES
+        assert abs(got[bucket] - part * len(KEYS)) <= 5 * math.sqrt(len(KEYS) * part * (1 - part)) + 1
+
+
+def test_only_the_keys_that_are_given_away_move() -> None:
+    even = [bucket_of(key, 3) for key in KEYS]
+    spill = spill_of((2_334, 3_833, 3_833), 3)
+    moved = [(old, new) for key, old in zip(KEYS, even, strict=True) if (new := bucket_of(key, 3, spill)) != old]
+    assert {old for old, _ in moved} == {0}
+    assert abs(len(moved) - 0.1 * len(KEYS)) < 250
+    counts = Counter(new for _, new in moved)
+    assert abs(counts[1] - counts[2]) < 250
+
+
+def test_a_second_relief_moves_little_more_than_it_must() -> None:
+    first, second = spill_of((2_334, 3_833, 3_833), 3), spill_of((1_634, 4_183, 4_183), 3)
+    moved = sum(bucket_of(key, 3, first) != bucket_of(key, 3, second) for key in KEYS)
+    assert moved < 1.1 * 0.07 * len(KEYS)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=12), st.binary(min_size=1))
+def test_every_key_has_a_bucket_that_may_have_keys(weights: list[int], key: bytes) -> None:
+    shares = apportion([float(weight) for weight in weights], SHARES)
+    spill = spill_of(shares, len(shares))
+    bucket = bucket_of(key, len(shares), spill)
+    assert 0 <= bucket < len(shares)
+    assert shares[bucket] > 0
+
+
+@pytest.mark.parametrize("shares", [(), (5_000, 5_000), (3_333, 3_333, 3_334), (10_000,), (5_000, 5_001), (-1, 10_001)])
+def test_shares_that_are_even_or_make_no_sense_change_nothing(shares: tuple[int, ...]) -> None:
+    assert spill_of(shares, len(shares)) is None
+    assert spill_of((10_000, 0), 3) is None

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import random
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
+from scheduler.machine import fold_settings
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
     CordonWorker,
     DeleteModel,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     EnsureTopic,
     FenceWorker,
@@ -34,6 +37,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
 )
+from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import MIB, Cluster, decisions, joined, spec_json
 
 MODELS = ("churn", "risk", "fraud", "tariff", "upsell", "yield")
@@ -57,7 +61,8 @@ class World:
         """Assignments that can commit no more: released."""
         self.gone: dict[tuple[str, str], None] = {}
         """Incarnations that can commit no more: fenced, replaced, or left."""
-        self.send(SchedulerElected("s0"))
+        told = Settings(rebalance_policy="always" if seed % 2 else "never")
+        self.send(SchedulerElected("s0", fold_settings(told)))
         for _ in WORKERS:
             self.join()
 
@@ -133,8 +138,8 @@ class World:
     def turn(self) -> None:
         act = self.random.choices(
             (self.time, self.apply, self.delete, self.join, self.die, self.leave, self.outcome, self.load, self.release,
-             self.stray, self.change_leader, self.maintain, self.undo),
-            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8),
+             self.stray, self.change_leader, self.maintain, self.undo, self.device),
+            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8, 2),
         )[0]  # fmt: skip
         act()
 
@@ -268,6 +273,14 @@ class World:
         command = self.random.choice((CordonWorker, DrainWorker, UncordonWorker, UncordonWorker))
         self.send(command(self.random.choice(WORKERS), "test"))
 
+    def device(self) -> None:
+        """A device of a running worker fails, or is in order again."""
+        if self.running:
+            worker = self.random.choice(sorted(self.running))
+            kind = self.random.choice((DeviceLost("", "", "", "XID 79"), DeviceBack("", "", "")))
+            name = self.random.choice(("cpu0", "cpu1"))
+            self.send(structs.replace(kind, worker=worker, incarnation=self.running[worker], device=name))
+
     # ------------------------------------------------------------ when the faults stop
 
     def heal(self) -> None:
@@ -290,6 +303,8 @@ class World:
             self.undone.clear()
             for name in list(self.cluster.machine.state.models):
                 self.cluster.make_ready(name)
+                asked = [p for p in self.cluster.model(name).partitions if p.state == "releasing" and p.owner]
+                self.ended.update({(p.owner.worker, p.owner.incarnation, p.epoch): None for p in asked if p.owner})
                 self.cluster.release(name)
             self.cluster.now_ms += 250
             for worker, incarnation in self.running.items():

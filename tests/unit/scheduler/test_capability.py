@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -29,6 +29,7 @@ from scheduler.device_classes import PRECISIONS, DeviceClass, classes_of, precis
 from sie_stream.errors import ConfigError
 from sie_stream.spec import ModelSpec
 from sie_stream.spec.model import Precision
+from tests.examples import examples
 from tests.unit.topology.machines import MACHINES, topology
 
 GIB = 1024 * MIB
@@ -127,7 +128,7 @@ powers = st.sampled_from([1, 2, 4, 8, 16])
 tokens = st.integers(0, 2_000_000)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(footprints, classes, st.sampled_from(PRECISIONS), tokens, powers, st.integers(0, 100 * GIB))
 def test_more_memory_never_fits_worse(
     needs: Footprint, on: DeviceClass, precision: Precision, length: int, size: int, more: int
@@ -139,7 +140,7 @@ def test_more_memory_never_fits_worse(
     assert large.contexts_at_once >= small.contexts_at_once
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(footprints, classes, st.sampled_from(PRECISIONS), tokens, tokens, powers)
 def test_a_shorter_context_never_fits_worse(
     needs: Footprint, on: DeviceClass, precision: Precision, one: int, other: int, size: int
@@ -149,7 +150,7 @@ def test_a_shorter_context_never_fits_worse(
     assert short.need_bytes <= long.need_bytes
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(footprints, classes, st.sampled_from(PRECISIONS), st.sampled_from(PRECISIONS), tokens, powers)
 def test_fewer_bits_never_fit_worse(
     needs: Footprint, on: DeviceClass, one: Precision, other: Precision, length: int, size: int
@@ -161,7 +162,7 @@ def test_fewer_bits_never_fit_worse(
         assert ORDER[a.verdict] <= ORDER[b.verdict]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(footprints, classes, st.sampled_from(PRECISIONS), tokens)
 def test_more_devices_never_need_more_of_each(
     needs: Footprint, on: DeviceClass, precision: Precision, length: int
@@ -170,7 +171,7 @@ def test_more_devices_never_need_more_of_each(
     assert [cell.need_bytes for cell in cells] == sorted((cell.need_bytes for cell in cells), reverse=True)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(footprints, classes, st.sampled_from(PRECISIONS), tokens, powers)
 def test_the_verdict_is_about_the_sum(
     needs: Footprint, on: DeviceClass, precision: Precision, length: int, size: int
@@ -182,7 +183,7 @@ def test_the_verdict_is_about_the_sum(
     assert cell.possible == (cell.verdict in ("fits", "exclusive"))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.integers(1, 2_000_000),
     st.sampled_from(PRECISIONS),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from scheduler.elastic import EVERY_MS
-from sie_stream.control import ModelLoad, WorkerLoad
+from sie_stream.control import WorkerLoad
+from sie_stream.loads import ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sie_stream.control import ModelLoad, UndoDecision, WorkerJoined, WorkerLoad
+from sie_stream.control import UndoDecision, WorkerJoined, WorkerLoad
 from sie_stream.decisions import place_of
+from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, kinds, running, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))
@@ -42,6 +43,16 @@ def test_a_load_that_nobody_can_have_is_ignored(count: int) -> None:
     cluster.append(WorkerLoad("w0", "a", 2_000, (ModelLoad("churn", 1, 1, 1, 1, 1, count),)))
     cluster.wait(10_000, ALIVE)
     assert cluster.model().load.arrivals == 0
+
+
+@pytest.mark.parametrize("busy_bp", [-1, 10_001, 10**30])
+def test_a_device_cannot_be_busier_than_always_nor_be_one_that_is_not_there(busy_bp: int) -> None:
+    cluster = running()
+    load = (ModelLoad("churn", 1, 1, 1, 1, 1, 1),)
+    cluster.append(WorkerLoad("w0", "a", 2_000, load, (DeviceLoad("cpu0", busy_bp),)))
+    assert cluster.model().load.arrivals == 0
+    cluster.append(WorkerLoad("w0", "a", 2_000, load, (DeviceLoad("cpu0", 9), DeviceLoad("x" * 9_999, 9))))
+    assert cluster.machine.state.workers["w0"].busy_bp == {"cpu0": 9}
 
 
 @pytest.mark.parametrize("memory_mb", [0, -5, 10**15])

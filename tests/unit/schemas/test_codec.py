@@ -10,7 +10,7 @@ import avro.schema
 import msgspec
 import pytest
 from avro.io import BinaryDecoder, DatumReader
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, Struct
 
@@ -20,6 +20,7 @@ from schemas.codec import CodecError, ReplicaResults
 from schemas.wire import HEADER_BYTES, MEMO_MAX, Cursor, frame, long_bytes, read_long
 from sie_stream.control import ApplyModel, Decision, ModelRow, RouteRow, Tick, WorkerHeartbeat
 from sie_stream.records import InferenceRequest, Provenance, Result, Timings, Usage, WorkItem
+from tests.examples import examples
 from tests.unit.schemas import records_strategy as make
 
 Encode = Callable[[Any], bytes]
@@ -86,7 +87,7 @@ def example(name: str) -> Struct:
 
 @ALL
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_same_bytes_and_values_as_fastavro(name: str, data: st.DataObject) -> None:
     strategy, encode, decode = CODECS[name]
     record = data.draw(strategy)
@@ -98,7 +99,7 @@ def test_same_bytes_and_values_as_fastavro(name: str, data: st.DataObject) -> No
 
 
 @given(make.WORK_ITEMS, make.RESULTS, st.binary(max_size=30).map(lambda b: b.hex().encode()))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_results_of_a_replica_are_those_of_encode_result(item: WorkItem, parts: Result, outputs: bytes) -> None:
     origin = parts.provenance
     replica = ReplicaResults(
@@ -203,7 +204,7 @@ def test_memos_stay_bounded() -> None:
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(body=st.binary(max_size=200), number=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_bytes_are_a_value_or_a_codec_error(decode: Decode, body: bytes, number: int) -> None:
     for value in (body, frame(number) + body):
         assert outcome(decode, value) in ("", "bad_avro", "unknown_schema_id", "empty_record")
@@ -211,7 +212,7 @@ def test_any_bytes_are_a_value_or_a_codec_error(decode: Decode, body: bytes, num
 
 @pytest.mark.parametrize("name", ["InferenceRequest", "WorkItem", "Result"])
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_damaged_records(name: str, data: st.DataObject) -> None:
     """One byte changed, or some cut out: a value or CodecError, never anything else."""
     _, encode, decode = CODECS[name]

@@ -11,7 +11,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -27,6 +27,7 @@ from sie_stream.ids import TopicNames
 from sie_stream.ports import TopicSpec, TransactionalWriter
 from sie_stream.records import InferenceRequest, LogWrite
 from sie_stream.sim.log import SimLog
+from tests.examples import examples
 
 NAMES = TopicNames()
 SUBJECT = "orders-value"
@@ -168,7 +169,7 @@ def test_schemas_that_are_not_read(text: str, message: str) -> None:
 @given(
     st.recursive(st.sampled_from(["record", "int", "fields", "type", "name", "array", 1, None]), grow, max_leaves=20)
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_json_is_a_schema_or_refused(plain: object) -> None:
     text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": plain}]})
     with contextlib.suppress(ConfigError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.spec import SpecError, parse_documents
+from tests.examples import examples
 
 FLAT = 'model_id: {}\nversion: "1"\nsource: x\nmin_gpu_memory_mb: 1\n'
 BODY = {"model_id": "a", "version": "1", "source": "x", "min_gpu_memory_mb": 1}
@@ -87,7 +88,7 @@ def test_a_text_without_end_is_refused() -> None:
     assert "larger than 16 MiB" in message("#" * (16 * 1024 * 1024 + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(st.sampled_from("ab:-[]{}&*#!|>'\"%@`,? \n\t0.~"), max_size=40))
 def test_no_text_does_anything_but_parse_or_raise_spec_error(text: str) -> None:
     with pytest.raises(SpecError):

@@ -43,6 +43,7 @@ from sie_stream.spec import (
     to_json,
 )
 from sie_stream.spec.checks import findings
+from tests.examples import examples
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "declarations"
 MINIMAL: dict[str, Any] = {"model_id": "churn", "version": "1.0", "source": "m.skops", "min_gpu_memory_mb": 64}
@@ -273,7 +274,7 @@ SPECS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(examples(60), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(SPECS, st.sampled_from(FORMS))
 def test_every_spec_survives_every_form(spec: ModelSpec, form: Form) -> None:
     assume(not findings(spec, ("torch", "sklearn", "vllm")))

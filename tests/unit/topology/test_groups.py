@@ -6,12 +6,13 @@ import itertools
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from sie_stream.topology.groups import best_groups, distance, islands
 from sie_stream.topology.records import LINK_KINDS, LINK_RANK, Gpu, GpuTopology, Link, LinkKind
+from tests.examples import examples
 from tests.unit.topology.machines import topology
 
 
@@ -52,7 +53,7 @@ def connected(server: GpuTopology, a: int, b: int) -> bool:
     return f"GPU{b}" in reached
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(servers())
 def test_islands_are_what_nvlink_reaches(server: GpuTopology) -> None:
     found = islands(server)
@@ -71,7 +72,7 @@ def pair_ranks(server: GpuTopology, group: tuple[int, ...]) -> tuple[int, int]:
     return max(ranks, default=0), sum(ranks)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(servers(), st.integers(1, 5))
 def test_groups_are_disjoint_complete_and_the_first_is_the_nearest(server: GpuTopology, size: int) -> None:
     usable = [gpu.index for gpu in server.gpus if not gpu.mig_enabled]
@@ -88,7 +89,7 @@ def test_groups_are_disjoint_complete_and_the_first_is_the_nearest(server: GpuTo
         assert group.worst == (LINK_KINDS[worst] if size > 1 else None)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(servers(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_the_order_in_which_things_are_told_does_not_matter(server: GpuTopology, size: int, chance: Random) -> None:
     shuffled = list(server.links)

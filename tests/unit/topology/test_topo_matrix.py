@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.topology.records import LINK_KINDS, NUMA_UNKNOWN, Link
 from sie_stream.topology.text import TopologyError, cpu_list, cpu_ranges
 from sie_stream.topology.topo_matrix import GpuAffinity, TopoMatrix, parse_topo_matrix
+from tests.examples import examples
 from tests.unit.topology.machines import rendered, text
 
 
@@ -34,7 +35,7 @@ def matrices(draw: st.DrawFn) -> TopoMatrix:
     return TopoMatrix(affinities, tuple((f"NIC{number}", f"mlx5_{number}") for number in range(nics)), tuple(links))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(matrices(), st.booleans(), st.booleans(), st.booleans())
 def test_a_printed_matrix_is_read_back(matrix: TopoMatrix, spaces: bool, underlined: bool, extra: bool) -> None:
     assert parse_topo_matrix(rendered(matrix, spaces, underlined and not spaces, extra)) == matrix

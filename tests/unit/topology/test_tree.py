@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -13,6 +13,7 @@ from sie_stream.cli.topology import as_json, bar, render
 from sie_stream.topology.gpu_query import GIB, MIB
 from sie_stream.topology.text import size_text
 from sie_stream.topology.tree import Resident, Server, TreeNode, topology_tree
+from tests.examples import examples
 from tests.unit.topology.machines import MACHINES, topology
 
 
@@ -50,7 +51,7 @@ def occupied(draw: st.DrawFn) -> Server:
     return Server("s", topology(machine), residents)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(occupied())
 def test_every_device_and_resident_is_there_once_and_sums_are_sums(server: Server) -> None:
     (root,) = topology_tree([server])

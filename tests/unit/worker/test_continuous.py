@@ -108,7 +108,7 @@ def test_the_meter_shares_the_time_between_those_that_ran_side_by_side() -> None
     world, rig = serving(script(batch_ms=100.0))
     sent(world, "a", "b", "c")
     rig.run_until(lambda: len(world.results()) == 3)
-    _, (load,) = rig.machine.state.meter.take(rig.machine.state.at_ms, {}, {})
+    _, (load,), _ = rig.machine.state.meter.take(rig.machine.state.at_ms, {}, {})
     assert load.completions == 3
     assert load.busy_ms <= 200
 

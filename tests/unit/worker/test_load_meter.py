@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpu_worker.load_meter import EVERY_MS, LATENCIES_MAX, LoadMeter
 from gpu_worker.sim.engine import EngineScript
-from sie_stream.control import ModelLoad, WorkerLoad
+from sie_stream.control import WorkerLoad
+from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.worker.rig import World, serving, work_item
 
 
@@ -38,9 +39,20 @@ def test_the_largest_latency_of_a_window_is_its_p99_and_memory_is_bounded() -> N
     meter = LoadMeter()
     assert not meter.due(0.0)
     for latency_ms in range(10 * LATENCIES_MAX):
-        meter.answered("m", 2, 0.5, latency_ms)
-    window_ms, (load,) = meter.take(5_000.0, {}, {})
+        meter.answered("m", "cpu0", 2, 0.5, latency_ms)
+    window_ms, (load,), devices = meter.take(5_000.0, {}, {})
     assert window_ms == 5_000
     assert load.completions == 20 * LATENCIES_MAX
     assert load.p99_ms == LATENCIES_MAX * 99 // 100
+    assert devices == (DeviceLoad("cpu0", 5_120),)
     assert meter.take(6_000.0, {}, {"m": 1})[1] == (ModelLoad("m", 0, 0, 0, 1, 0, None),)
+
+
+def test_a_device_is_never_busier_than_always() -> None:
+    meter = LoadMeter()
+    meter.due(0.0)
+    meter.answered("a", "cuda:0", 1, 1_500.0, 1)
+    meter.answered("b", "cuda:0", 1, 9_000.0, 1)
+    meter.answered("b", "cuda:1", 1, 500.0, 1)
+    assert meter.take(2_000.0, {}, {})[2] == (DeviceLoad("cuda:0", 10_000), DeviceLoad("cuda:1", 2_500))
+    assert meter.take(4_000.0, {}, {})[2] == ()

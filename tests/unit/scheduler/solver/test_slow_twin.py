@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 
 from scheduler.solver.bound import Relaxation
 from scheduler.solver.brute import enumerate_all
@@ -17,10 +17,11 @@ from scheduler.solver.model import Problem
 from scheduler.solver.objective import cost_without, evaluate, total
 from scheduler.solver.part import Part
 from scheduler.solver.solve import plan_fleet, replan
+from tests.examples import examples
 from tests.unit.scheduler.solver.checks import broken_rules
 from tests.unit.scheduler.solver.fleets import PLACE_ALL, problems
 
-TRIES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TRIES = examples(60)
 
 
 @TRIES

@@ -1,0 +1,120 @@
+"""Why not elsewhere, in a few sentences whatever the size of the fleet: what a decision keeps of an explanation.
+
+Devices that the objective and the constraints cannot tell apart share a verdict, so that the work grows with what
+differs, not with the fleet. `explain` is the long form, device by device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from msgspec import Struct
+
+from scheduler.solver.added import added_terms
+from scheduler.solver.classes import Folded, Seat
+from scheduler.solver.constraints import Refusal, forbids
+from scheduler.solver.explain import compared, named, seat_on
+from scheduler.solver.ledger import Ledger
+
+SENTENCES_MAX = 16
+"""Per replica."""
+
+
+class Reason(Struct):
+    """Devices with one reason. `constraint` empty: they fit, and cost `more`."""
+
+    sentence: str
+    constraint: str
+    more: int
+    devices: list[int]
+
+
+def why_not_elsewhere(folded: Folded, ledger: Ledger, number: int, seat: Seat) -> tuple[str, ...]:
+    """One sentence per reason, the devices that would do first. `ledger` holds everything of the plan, and is left
+    as it was."""
+    ledger.remove(number, seat)
+    here = added_terms(ledger, number, seat)
+    verdicts: dict[Hashable, Reason] = {}
+    for device in range(len(folded.usable)):
+        if device in seat[0]:
+            continue
+        key = _sort_of(folded, ledger, number, device)
+        known = verdicts.get(key)
+        if known is None:
+            verdicts[key] = _reason(folded, ledger, number, device, here)
+        else:
+            known.devices.append(device)
+    ledger.add(number, seat)
+    return _sentences(folded, _merged(list(verdicts.values())))
+
+
+def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashable:
+    """Devices of one sort have one verdict."""
+    group, kind = folded.device_class[device], folded.kinds[folded.kind[number]]
+    if not kind.fits[group]:
+        return group
+    refusals = [ledger.refusal(number, option, device) for option in kind.fits[group]]
+    if all(refusals):
+        return refusals[-1]
+    if kind.demand.tensor_parallel_size > 1:
+        return "group", folded.group[device], device
+    island = folded.island[device]
+    return (
+        (group, ledger.count[device], ledger.on_server.get((kind.version, folded.server[device]), 0) > 0),
+        (island >= 0, ledger.island_used[island] > 0, len(folded.islands[island])) if island >= 0 else (False,),
+        (folded.worker[device] in kind.warm_workers, device in kind.failed_devices),
+        (device in (folded.current[number] or ((), 0))[0], tuple(refusal is None for refusal in refusals)),
+    )
+
+
+def _reason(folded: Folded, ledger: Ledger, number: int, device: int, here: dict[str, int]) -> Reason:
+    kind = folded.kinds[folded.kind[number]]
+    if not kind.fits[folded.device_class[device]]:
+        demand = folded.problem.demands[number]
+        refusals = [forbids(demand, option, folded.problem.devices[device]) for option in demand.options]
+        refusal = refusals[-1]
+        assert refusal is not None, "a class in which nothing fits is forbidden"
+        return Reason(refusal.sentence, refusal.constraint, 0, [device])
+    other = seat_on(ledger, number, device)
+    if isinstance(other, Refusal):
+        return Reason(other.sentence, other.constraint, 0, [device])
+    there = added_terms(ledger, number, other)
+    extra = {term: there[term] - here[term] for term in there if there[term] != here[term]}
+    more = sum(extra.values())
+    return Reason(compared(more, extra), "", more, [device])
+
+
+def _merged(reasons: Sequence[Reason]) -> list[Reason]:
+    """Equal sentences are one. When there are too many, those of one constraint are one, told by an example."""
+    by_sentence: dict[str, Reason] = {}
+    for reason in reasons:
+        _join(by_sentence, reason.sentence, reason)
+    found = list(by_sentence.values())
+    if len(found) > SENTENCES_MAX:
+        by_constraint: dict[str, Reason] = {}
+        for reason in found:
+            _join(by_constraint, reason.constraint or reason.sentence, reason)
+        found = list(by_constraint.values())
+    return sorted(found, key=lambda reason: (reason.constraint != "", reason.more, min(reason.devices)))
+
+
+def _join(by: dict[str, Reason], key: str, reason: Reason) -> None:
+    known = by.get(key)
+    if known is None:
+        by[key] = reason
+        return
+    known.devices.extend(reason.devices)
+    if known.sentence != reason.sentence and not known.sentence.startswith("e.g. "):
+        known.sentence = f"e.g. {known.sentence}"
+
+
+def _sentences(folded: Folded, reasons: Sequence[Reason]) -> tuple[str, ...]:
+    devices = folded.problem.devices
+    sentences = [
+        f"{named([devices[device].shown for device in sorted(reason.devices)])}: {reason.sentence}"
+        for reason in reasons[:SENTENCES_MAX]
+    ]
+    if len(reasons) > SENTENCES_MAX:
+        more = sum(len(reason.devices) for reason in reasons[SENTENCES_MAX:])
+        sentences.append(f"... and {more} more devices.")
+    return tuple(sentences)

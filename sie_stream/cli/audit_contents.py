@@ -1,0 +1,186 @@
+"""What goes into the tables of an audit bundle: the records of a range, with personal data hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from schemas.codec import decode_deadletter, decode_decision, decode_result, decode_row, decode_work
+from sie_stream.auditing.pii import hidden
+from sie_stream.auditing.requests import Stretch
+from sie_stream.cli.audit_requests import Cut, place_of_record, progress_bars, spans_of, tracked
+from sie_stream.cli.audit_tables import (
+    DEADLETTERS,
+    DECISIONS,
+    REQUESTS,
+    RESULTS,
+    WORK,
+    TableFile,
+    decision_row,
+    letter_row,
+    place_row,
+    result_row,
+    work_row,
+)
+from sie_stream.cli.trace_lookup import Routes
+from sie_stream.cli.trace_reading import decoded, request_in
+from sie_stream.control import ModelRow
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.edge.spans import Span, partitions_of
+from sie_stream.edge.tables import latest_values
+from sie_stream.errors import SieError
+from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
+from sie_stream.input_schema import compile_schema
+from sie_stream.ports import LogReader
+from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, Result, header
+
+NO_SCHEMA = "no schema of its model is there to say what is personal in it"
+REFUSED = "it was refused, so its schema does not say what is personal in it"
+UNREADABLE = "it cannot be read"
+
+
+class Payloads:
+    """Hides personal data by the schemas that are in force. A payload that no schema is known for is left out."""
+
+    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes) -> None:
+        self._routes = routes
+        self._key = key
+        self.left_out: dict[str, int] = {}
+        self._inputs: dict[str, tuple[str, ...]] = {}
+        self._outputs: dict[str, tuple[str, ...]] = {}
+        for value in latest_values(reader, names.models).values():
+            row = decode_row(value, ModelRow)
+            spec = msgspec.json.decode(row.spec)
+            self._inputs[row.model] = _pii_fields(spec.get("input_schema"))
+            self._outputs[row.model] = _pii_fields(spec.get("output_schema"))
+
+    @property
+    def pii_fields(self) -> dict[str, tuple[str, ...]]:
+        """{model: marked fields of its inputs and outputs}, where there are any."""
+        found = {
+            model: (
+                *(f"inputs.{field}" for field in self._inputs[model]),
+                *(f"outputs.{f}" for f in self._outputs[model]),
+            )
+            for model in sorted(self._inputs)
+        }
+        return {model: fields for model, fields in found.items() if fields}
+
+    def model_of(self, request: InferenceRequest | None, topic: str) -> str:
+        wanted = "" if request is None else request.model or request.instance
+        route = self._routes.of(wanted, topic)
+        return wanted.partition("@")[0] if route is None else route.model
+
+    def inputs(self, model: str, inputs: bytes, *, refused: bool) -> bytes | None:
+        """None: left out. Of a model with marked fields a refused request may hold them anywhere."""
+        fields = self._inputs.get(model)
+        if fields is None or (fields and refused):
+            return self._leave_out(NO_SCHEMA if fields is None else REFUSED)
+        return inputs if not fields else hidden(inputs, fields, self._key) or self._leave_out(UNREADABLE)
+
+    def outputs(self, result: Result) -> bytes | None:
+        if result.outputs is None:
+            return None
+        fields = self._outputs.get(result.model)
+        if fields is None:
+            return self._leave_out(NO_SCHEMA)
+        return result.outputs if not fields else hidden(result.outputs, fields, self._key)
+
+    def _leave_out(self, why: str) -> None:
+        self.left_out[why] = self.left_out.get(why, 0) + 1
+
+    def personal(self, model: str) -> bool:
+        return bool(self._inputs.get(model))
+
+
+def _pii_fields(schema: object) -> tuple[str, ...]:
+    if not isinstance(schema, dict):
+        return ()
+    try:
+        return compile_schema(schema).pii_fields
+    except SieError:
+        return ()
+
+
+def write_tables(
+    folder: Path, connection: Connection, reader: KafkaReader, routes: Routes, cut: Cut, payloads: Payloads
+) -> dict[str, int]:
+    """Writes the Parquet files; {name: rows}. Results first: what was refused is known from them."""
+    names = connection.settings.topics
+    stretches = {stream.place: stretch for stream, stretch in cut.streams.items()}
+    refused: set[tuple[TopicPartition, int]] = set()
+    rows: dict[str, int] = {}
+
+    def table(name: str, schema: pa.Schema) -> TableFile:
+        return TableFile(folder / name, schema)
+
+    with progress_bars() as progress:
+        with table("results.parquet", RESULTS) as file:
+            for record, result in decoded(tracked(reader, cut.results, progress, "writing results"), decode_result):
+                source = _source_of(result)
+                if _inside(stretches, *source) or source[0] in cut.works:
+                    if result.status == "rejected":
+                        refused.add(source)
+                    file.add(result_row(record, result, payloads.outputs(result)))
+        rows["results.parquet"] = file.rows
+        with table("requests.parquet", REQUESTS) as file:
+            spans = {place: Span(stretch.audited, stretch.end) for place, stretch in stretches.items()}
+            for record in tracked(reader, spans, progress, "writing requests"):
+                at = (place_of_record(record), record.offset)
+                file.add(_request_row(record, routes, payloads, refused=at in refused))
+        rows["requests.parquet"] = file.rows
+        with table("work.parquet", WORK) as file:
+            for record, work in decoded(tracked(reader, spans_of(cut.works), progress, "writing work"), decode_work):
+                if _inside(stretches, TopicPartition(work.source_topic, work.source_partition), work.source_offset):
+                    file.add(work_row(record, work))
+        rows["work.parquet"] = file.rows
+        with table("decisions.parquet", DECISIONS) as file:
+            whole = tracked(reader, _whole(reader, names.decisions), progress, "writing decisions")
+            for record, decision in decoded(whole, decode_decision):
+                file.add(decision_row(record, decision))
+        rows["decisions.parquet"] = file.rows
+        with table("deadletters.parquet", DEADLETTERS) as file:
+            whole = tracked(reader, _whole(reader, names.deadletter), progress, "writing dead letters")
+            for record, letter in decoded(whole, decode_deadletter):
+                place = TopicPartition(letter.source_topic, letter.source_partition)
+                if place in cut.works or _inside(stretches, place, letter.source_offset):
+                    file.add(letter_row(record, letter))
+        rows["deadletters.parquet"] = file.rows
+    return rows
+
+
+def _whole(reader: KafkaReader, topic: str) -> dict[TopicPartition, Span]:
+    places = partitions_of(reader, topic)
+    begins, ends = reader.beginning_offsets(places), reader.end_offsets(places)
+    return {place: Span(begins[place], ends[place]) for place in places}
+
+
+def _source_of(result: Result) -> tuple[TopicPartition, int]:
+    origin = result.provenance
+    return TopicPartition(origin.source_topic, origin.source_partition), origin.source_offset
+
+
+def _inside(stretches: dict[TopicPartition, Stretch], place: TopicPartition, offset: int) -> bool:
+    stretch = stretches.get(place)
+    return stretch is not None and stretch.audited <= offset < stretch.end
+
+
+def _request_row(record: LogRecord, routes: Routes, payloads: Payloads, *, refused: bool) -> dict[str, object]:
+    request = request_in(record.value)
+    model = payloads.model_of(request, record.topic)
+    inputs = None if request is None else payloads.inputs(model, bytes(request.inputs), refused=refused)
+    parameters = None if request is None or payloads.personal(model) else request.parameters
+    traceparent = header(record.headers, TRACEPARENT_HEADER)
+    made = derived_request_id(record.topic, record.partition, record.offset)
+    return {
+        **place_row(record),
+        "request_id": routes.source_id(record) or made,
+        "model": model,
+        "size": len(record.value or b""),
+        "inputs": None if inputs is None else inputs.decode(),
+        "parameters": None if parameters is None else bytes(parameters).decode(),
+        "traceparent": None if traceparent is None else traceparent.decode("ascii", "replace"),
+    }

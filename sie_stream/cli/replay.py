@@ -1,0 +1,213 @@
+"""`sie-stream replay`: answer requests of the log again, as it was or on another version, and compare."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from gpu_worker.edge.engine_link import EngineLinks
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
+from sie_stream.cli.replaying.choosing import Choice, Question, choose
+from sie_stream.cli.replaying.declared import declarations
+from sie_stream.cli.replaying.engines import Engines
+from sie_stream.cli.replaying.outputs import OutputTopic, checked_topic
+from sie_stream.cli.replaying.page import report_page
+from sie_stream.cli.replaying.parquet import ParquetFile
+from sie_stream.cli.replaying.reading import Readers
+from sie_stream.cli.replaying.run import Job, Replay
+from sie_stream.cli.replaying.scratch import Scratch
+from sie_stream.cli.replaying.show import show_report
+from sie_stream.cli.since import UNIT_MS
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.stop import StopFlag
+from sie_stream.errors import ConfigError
+from sie_stream.records import WorkItem
+from sie_stream.replay.compare import Again, Original, Verdict
+from sie_stream.replay.pace import parse_speed
+from sie_stream.replay.report import Place, Report, Tally, what_is_exact
+from sie_stream.replay.versions import VersionBook, model_and_version
+
+EXIT_INTERRUPTED = 130
+GC_THRESHOLDS = (20_000, 20, 20)
+"""As in a worker: records form no cycles, and looking for them every 700 allocations costs a tenth of the time."""
+
+
+def replay(
+    topic: Annotated[
+        str, typer.Option(help="sie.work.MODEL, sie.results, or a topic of requests. Default: the model's work topic.")
+    ] = "",
+    first: Annotated[
+        str, typer.Option("--from", help="Offset (of each partition), 10m or 2h ago, or an ISO time.")
+    ] = "",
+    until: Annotated[str, typer.Option("--to", help="The same, not included. Default: the end as it is now.")] = "",
+    partition: Annotated[list[int] | None, typer.Option(help="Only this partition of the topic; repeatable.")] = None,
+    request_id: Annotated[list[str] | None, typer.Option("--request-id", help="Only this one; repeatable.")] = None,
+    decision: Annotated[str, typer.Option(help="What this decision (d-OFFSET-N) is behind.")] = "",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="NAME: as it was. NAME@VERSION: what if that version answered.")
+    ] = "",
+    tolerance: Annotated[
+        float, typer.Option(help="Largest accepted distance of a number, relative above 1. 0: exact.", min=0)
+    ] = 0.0,
+    speed: Annotated[str, typer.Option(help="500 records/s at most, or 1x, 0.5x the original pace.")] = "",
+    late: Annotated[str, typer.Option(help="How long after the range its results are looked for.")] = "10m",
+    to_topic: Annotated[str, typer.Option(help="A topic of your own that the new results are written to.")] = "",
+    html: Annotated[Path | None, typer.Option(help="Write the report with plots to this file.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write every compared record to this file.")] = None,
+    harmful: Annotated[bool, typer.Option("--harmful", help="Also inputs that no engine survived.")] = False,
+    niceness: Annotated[int, typer.Option("--nice", help="How far engines step back for others.", min=0, max=19)] = 10,
+    fail: Annotated[bool, typer.Option("--fail/--no-fail", help="Exit 1 when something differs.")] = True,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Answer requests of the log again and compare with what was answered then.
+
+    Reads only: it joins no group, commits nothing, and runs engines of its own at a lower priority.
+    Ctrl-C stops it with a report of what was done so far, marked partial.
+
+    \b
+    Examples:
+      sie-stream replay --model wine-rf --from 1h
+      sie-stream replay --model wine-rf@2.0.0 --from 24h --html what-if.html
+      sie-stream replay --topic sie.work.wine-rf --from 0 --to 5000 --tolerance 1e-9
+      sie-stream replay --request-id 6f1c... -o json
+      sie-stream replay --decision d-120-0 --speed 500
+    """
+    name, version = model_and_version(model)
+    question = Question(
+        topic, first, until, tuple(partition or ()), tuple(request_id or ()), decision, name, _milliseconds(late)
+    )
+    asked = Asked(question, version, tolerance, speed, to_topic, parquet, harmful)
+    connection = Connection.open(bootstrap_servers)
+    stop = StopFlag.on_signals()
+    os.nice(niceness)
+    gc.set_threshold(*GC_THRESHOLDS)
+    report = replayed(connection, asked, stop)
+    _hand_over(report, output, html, parquet)
+    if report.partial:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if fail and not report.same:
+        raise typer.Exit(1)
+
+
+def _hand_over(report: Report, output: OutputFormat, html: Path | None, parquet: Path | None) -> None:
+    if html is not None:
+        html.write_text(report_page(report))
+    if output is OutputFormat.JSON:
+        show_json(msgspec.to_builtins(report))
+        return
+    show_report(report)
+    for path in (html, parquet):
+        if path is not None:
+            console.print(f"written: {path}", highlight=False)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    question: Question
+    version: str
+    """Empty: as it was."""
+    tolerance: float = 0.0
+    speed: str = ""
+    to_topic: str = ""
+    parquet: Path | None = None
+    harmful: bool = False
+
+
+def _milliseconds(text: str) -> int:
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in UNIT_MS):
+        raise ConfigError(f"--late {text!r}: allowed is a time such as 90s, 10m, 2h, 7d")
+    return int(number) * UNIT_MS[unit]
+
+
+def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
+    """Raises ConfigError for what cannot be replayed at all."""
+    settings, tally = connection.settings, Tally()
+    with ExitStack() as stack:
+        readers = Readers(connection)
+        stack.callback(readers.close)
+        with _progress("declarations"):
+            book = VersionBook(declarations(readers.records, settings.topics))
+        question = asked.question
+        pinned = book.pinned(question.model, asked.version) if asked.version else None
+        if question.model and pinned is None:
+            book.pinned(question.model, "")
+        job = Job(pinned, asked.tolerance, parse_speed(asked.speed), asked.harmful)
+        scratch = Scratch()
+        stack.callback(scratch.close)
+        file = None
+        if asked.parquet is not None:
+            file = ParquetFile(asked.parquet)
+            stack.callback(file.close)
+        topic = None
+        if asked.to_topic:
+            topic = OutputTopic(connection, checked_topic(readers.records, settings, asked.to_topic), tally)
+            stack.callback(topic.close)
+
+        def tell(original: Original, again: Again, place: Place, found: Verdict, work: WorkItem) -> None:
+            if file is not None:
+                file.add(original, again, place, found)
+            if topic is not None:
+                topic.add(original, again, place, work)
+
+        run = Replay(readers, settings, book, job, scratch, tally, tell, stop)
+        engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered, stop)
+        stack.callback(engines.close)
+        choice = choose(readers, settings.topics, question, stop)
+        return _through(run, choice, engines, tally, stop, asked)
+
+
+def _through(run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: StopFlag, asked: Asked) -> Report:
+    """Both passes, with a bar for each."""
+    started_s = time.monotonic()
+    with _progress("results") as (progress, bar):
+        progress.update(bar, total=sum(span.size for span in choice.results))
+        run.find_results(choice, engines, lambda count: progress.advance(bar, count))
+    with _progress("replaying") as (progress, bar):
+        progress.update(bar, total=run.size(choice))
+        run.run(choice, engines, lambda count: progress.advance(bar, count))
+    if not (tally.answers or tally.causes or tally.unscored or stop):
+        tally.note("nothing is in this range")
+    title = choice.title + (f" on {asked.question.model}@{asked.version}" if asked.version else ", as it was")
+    if engines.deaths:
+        tally.note(f"engines died {engines.deaths} times")
+    return tally.finish(
+        title,
+        what_is_exact(engines.backends()),
+        time.monotonic() - started_s,
+        partial=bool(stop),
+        to_topic=asked.to_topic,
+    )
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
+    """Offsets passed, and the time that is left, on standard error."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=error_console,
+        transient=True,
+    ) as progress:
+        yield progress, progress.add_task(what, total=None)

@@ -1,0 +1,1 @@
+"""The edges of `sie-stream replay`: topics in, engine processes, reports out."""

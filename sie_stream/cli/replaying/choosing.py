@@ -1,0 +1,231 @@
+"""From what was asked (topic, offsets, time, ids, decision) to spans of sie.results and of the work topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from schemas.codec import decode_decision
+from schemas.wire import CodecError
+from sie_stream.cli.replaying.reading import Asked, Readers
+from sie_stream.cli.since import since_ms
+from sie_stream.decisions import Decision
+from sie_stream.edge.stop import StopFlag
+from sie_stream.edge.tables import read_to_end
+from sie_stream.errors import ConfigError
+from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.records import Result
+from sie_stream.replay.plan import Span, out_of_reach
+
+SLACK_MS = 60_000
+"""Clocks of brokers and workers differ by less."""
+
+
+class Question(Struct, frozen=True):
+    """The options of the command."""
+
+    topic: str = ""
+    first: str = ""
+    until: str = ""
+    partitions: tuple[int, ...] = ()
+    request_ids: tuple[str, ...] = ()
+    decision: str = ""
+    model: str = ""
+    late_ms: int = 600_000
+
+
+class Choice(Struct):
+    """What is read. `work` empty: the work items of the results that are found."""
+
+    title: str
+    results: list[Span]
+    wanted: Callable[[Result], bool]
+    work: list[Span] = []
+    by_ids: bool = False
+    ids_left: set[str] = set()
+    """Request ids not found so far; reading results stops when none is left."""
+    notes: tuple[str, ...] = ()
+
+
+def choose(readers: Readers, names: TopicNames, asked: Question, stop: StopFlag) -> Choice:
+    """Raises ConfigError for options that contradict each other or name nothing."""
+    if asked.request_ids and asked.decision:
+        raise ConfigError("give --request-id or --decision, not both")
+    if asked.request_ids:
+        return _by_ids(readers, names, asked)
+    if asked.decision:
+        return _by_decision(readers, names, asked)
+    topic = asked.topic or (names.work(asked.model) if asked.model else names.results)
+    if topic == names.results:
+        return _by_results(readers, names, asked)
+    if topic.startswith(names.work("")):
+        return _by_work(readers, names, asked, topic, stop)
+    return _by_source(readers, names, asked, topic, stop)
+
+
+def limit(readers: Readers, places: Sequence[TopicPartition], option: str, text: str) -> Asked:
+    """`120` is an offset in every partition; `10m`, `2h` or an ISO time the offset of that moment."""
+    if not text:
+        return lambda place: None
+    if _is_offset(text):
+        return lambda place: int(text)
+    found = readers.records.offsets_at(places, moment(option, text))
+    return lambda place: found[place]
+
+
+def moment(option: str, text: str) -> int:
+    try:
+        return since_ms(text, round(time.time() * 1_000))
+    except ConfigError as error:
+        raise ConfigError(f"{option} {text!r}: allowed are an offset, 90s, 10m, 2h, 7d ago, or an ISO time") from error
+
+
+def _of_model(model: str) -> Callable[[Result], bool]:
+    return lambda result: not model or result.model == model
+
+
+def _result_spans(readers: Readers, names: TopicNames, asked: Question) -> list[Span]:
+    only = asked.partitions if asked.topic == names.results else ()
+    places = readers.partitions(names.results, only)
+    first = limit(readers, places, "--from", asked.first)
+    return readers.spans(places, first, limit(readers, places, "--to", asked.until))
+
+
+def _by_results(readers: Readers, names: TopicNames, asked: Question) -> Choice:
+    of_model = _of_model(asked.model)
+    return Choice(f"{names.results}{_range(asked)}", _result_spans(readers, names, asked), of_model)
+
+
+def _by_ids(readers: Readers, names: TopicNames, asked: Question) -> Choice:
+    ids = set(asked.request_ids)
+    return Choice(
+        f"{len(ids)} request ids",
+        _result_spans(readers, names, asked),
+        lambda result: result.request_id in ids,
+        by_ids=True,
+        ids_left=set(ids),
+    )
+
+
+def _by_work(readers: Readers, names: TopicNames, asked: Question, topic: str, stop: StopFlag) -> Choice:
+    places = readers.partitions(topic, asked.partitions)
+    work = readers.spans(
+        places, limit(readers, places, "--from", asked.first), limit(readers, places, "--to", asked.until)
+    )
+    ranges = {span.partition: (span.start - span.gone, span.end) for span in work}
+
+    def wanted(result: Result) -> bool:
+        origin = result.provenance
+        if origin.work_topic != topic:
+            return False
+        first, until = ranges.get(origin.work_partition, (0, 0))
+        return first <= origin.work_offset < until
+
+    results = _results_of(readers, names, work, asked, stop)
+    return Choice(f"{topic}{_range(asked)}", results, wanted, work)
+
+
+def _by_source(readers: Readers, names: TopicNames, asked: Question, topic: str, stop: StopFlag) -> Choice:
+    """A topic of requests: the results that name its records as their source."""
+    places = readers.partitions(topic, asked.partitions)
+    source = readers.spans(
+        places, limit(readers, places, "--from", asked.first), limit(readers, places, "--to", asked.until)
+    )
+    ranges = {span.partition: (span.start - span.gone, span.end) for span in source}
+    of_model = _of_model(asked.model)
+
+    def wanted(result: Result) -> bool:
+        origin = result.provenance
+        if origin.source_topic != topic or not of_model(result):
+            return False
+        first, until = ranges.get(origin.source_partition, (0, 0))
+        return first <= origin.source_offset < until
+
+    results = _results_of(readers, names, source, asked, stop)
+    notes = (*out_of_reach(source), f"Requests on {topic} without any result are not looked for: `audit verify` does.")
+    return Choice(f"{topic}{_range(asked)}", results, wanted, notes=notes)
+
+
+def _results_of(
+    readers: Readers, names: TopicNames, spans: Sequence[Span], asked: Question, stop: StopFlag
+) -> list[Span]:
+    """Where the results of these records can be: from the first of them to `late_ms` after the range."""
+    places = readers.partitions(names.results)
+    gone = any(span.gone for span in spans)
+    times = [] if gone else readers.first_times(spans, stop)
+    first = readers.records.offsets_at(places, min(times) - SLACK_MS) if times else {}
+    end_ms = _end_ms(readers, spans, asked, stop)
+    ends = {} if end_ms is None else readers.records.offsets_at(places, end_ms + asked.late_ms)
+    return readers.spans(places, first.get, ends.get)
+
+
+def _end_ms(readers: Readers, spans: Sequence[Span], asked: Question, stop: StopFlag) -> int | None:
+    """A moment after which no record of the range was written; None when that is now."""
+    if not asked.until:
+        return None
+    if not _is_offset(asked.until):
+        return moment("--to", asked.until)
+    filled = [span for span in spans if span.size]
+    stable = readers.bounds([span.place for span in filled])
+    after = [Span(span.topic, span.partition, span.end, stable[span.place].stable) for span in filled]
+    times = readers.first_times(after, stop)
+    return max(times) if times and len(times) == len(filled) else None
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _by_decision(readers: Readers, names: TopicNames, asked: Question) -> Choice:
+    """The results a decision is behind: of its placement or its route where it made one, else of its version."""
+    decision, next_ms = find_decision(readers, names, asked.decision)
+    model, chosen = decision.subject, decision.chosen
+    after_ms = decision.at_ms - SLACK_MS
+    if "placement_epoch" in chosen:
+        epoch = int(chosen["placement_epoch"])
+        said = f"placement epoch {epoch}"
+
+        def wanted(result: Result) -> bool:
+            return result.model == model and result.provenance.placement_epoch == epoch
+    elif "route_epoch" in chosen:
+        epoch = int(chosen["route_epoch"])
+        said = f"route epoch {epoch}"
+
+        def wanted(result: Result) -> bool:
+            return result.model == model and result.provenance.route_epoch == epoch
+    else:
+        version = str(chosen.get("version", ""))
+        said = f"version {version or 'any'}, until the next decision of its kind"
+
+        def wanted(result: Result) -> bool:
+            in_time = decision.at_ms <= result.finished_at and (next_ms is None or result.finished_at < next_ms)
+            return result.model == model and in_time and version in ("", result.version)
+
+    places = readers.partitions(names.results)
+    first = readers.records.offsets_at(places, after_ms)
+    results = readers.spans(places, first.get, lambda place: None)
+    return Choice(f"{decision.decision} ({decision.kind} of {model}: {said})", results, wanted)
+
+
+def find_decision(readers: Readers, names: TopicNames, wanted: str) -> tuple[Decision, int | None]:
+    """The decision, and when the next one of its kind and subject came. Raises ConfigError."""
+    found: Decision | None = None
+    for record in read_to_end(readers.records, names.decisions):
+        try:
+            decision = decode_decision(record.value)
+        except CodecError:
+            continue  # `sie-stream audit decisions` is about those
+        if decision.decision == wanted:
+            found = decision
+        elif found is not None and (decision.kind, decision.subject) == (found.kind, found.subject):
+            return found, decision.at_ms
+    if found is None:
+        raise ConfigError(f"--decision {wanted!r}: not on {names.decisions}. `sie-stream decisions` lists them.")
+    return found, None
+
+
+def _range(asked: Question) -> str:
+    first = f" from {asked.first}" if asked.first else ""
+    return first + (f" to {asked.until}" if asked.until else "")
