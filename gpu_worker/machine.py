@@ -18,6 +18,7 @@ from gpu_worker.engine_port import (
     BatchFailed,
     EngineDied,
     EngineStarted,
+    EngineStepped,
     LoadFailed,
     ModelLoaded,
 )
@@ -89,9 +90,15 @@ class WorkerMachine:
         next_finish = next_finish_ms(self.state)
         wait = IDLE_WAIT_MS
         if self.busy:
-            wait = SLOW_WAIT_MS if next_finish is not None and next_finish > FAST_BATCH_MS else BUSY_WAIT_MS
+            wait = SLOW_WAIT_MS if self._in_no_hurry(next_finish) else BUSY_WAIT_MS
         due = commits.due_in_ms(self.state, self._commits, next_finish)
         return wait if due is None else min(wait, due)
+
+    def _in_no_hurry(self, next_finish: float | None) -> bool:
+        """Only slow batches or requests of continuous models run: the topics can be looked at less often."""
+        if next_finish is not None:
+            return next_finish > FAST_BATCH_MS
+        return not self._commits.under_way and any(engine.outstanding for engine in self.state.engines.values())
 
     def decide(self, events: Sequence[WorkerEvent]) -> Sequence[WorkerCommand]:
         state = self.state
@@ -152,6 +159,8 @@ class WorkerMachine:
                 on_load_failed(state, event)
             case BatchFailed():
                 on_batch_failed(state, engine_of(state, event.engine), event)
+            case EngineStepped():
+                engine_of(state, event.engine).finished_at = state.at_ms
             case EngineDied():
                 engine = engine_of(state, event.engine)
                 on_engine_died(state, engine, event)

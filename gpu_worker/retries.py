@@ -44,7 +44,8 @@ def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> 
     pause = RESTART_PAUSE_MS[min(engine.deaths_in_a_row, len(RESTART_PAUSE_MS) - 1)]
     engine.down_until = state.at_ms + pause
     batches = list(engine.outstanding.values())
-    engine.outstanding.clear()
+    for batch in batches:
+        engine.let_go(batch.batch_id)
     alone = sum(len(batch.items) for batch in batches) == 1
     attempts_max = state.settings.engine_attempts_max if alone else NEVER_MAX
     for batch in batches:
@@ -52,10 +53,11 @@ def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> 
 
 
 def on_batch_failed(state: WorkerState, engine: Engine, event: BatchFailed) -> None:
-    """The backend raised: the items of that batch are suspects, the engine lives."""
-    batch = engine.outstanding.pop(event.batch_id, None)
+    """The backend raised: the items of that batch are suspects, the engine lives. So are those that shared the step."""
+    batch = engine.let_go(event.batch_id)
     if batch is not None:
-        attempts_max = state.settings.engine_attempts_max if len(batch.items) == 1 else NEVER_MAX
+        alone = len(batch.items) == 1 and event.shared == 1
+        attempts_max = state.settings.engine_attempts_max if alone else NEVER_MAX
         _suspect(state, engine, batch, Failure(event.code, event.message, attempts_max))
 
 

@@ -1,6 +1,7 @@
 """The engine process: one backend, its loaded models, and a socket to the host.
 
-The main thread runs batches in the order they arrive; a second thread loads models meanwhile. The process dies with its
+The main thread runs batches in the order they arrive, and between messages the steps of continuous models; a second
+thread loads models meanwhile. The process dies with its
 host: the kernel kills it (PR_SET_PDEATHSIG), and the end of the socket ends the loop.
 """
 
@@ -20,10 +21,12 @@ from queue import SimpleQueue
 
 import msgspec
 
-from gpu_worker.backends.base import Backend, EngineInput, LoadedModel, ModelRefused, load_backend
+from gpu_worker.backends.base import Backend, ContinuousModel, EngineInput, LoadedModel, ModelRefused, load_backend
+from gpu_worker.edge.continuous import ContinuousRuns, shorten
 from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Answers,
+    Cancel,
     FromEngine,
     Load,
     Loaded,
@@ -31,6 +34,7 @@ from gpu_worker.engine_messages import (
     Raised,
     Run,
     Started,
+    ToEngine,
     Unload,
     decode_to_engine,
     encode_message,
@@ -43,7 +47,6 @@ from sie_stream.errors import SieError
 PR_SET_PDEATHSIG = 1
 SWITCH_INTERVAL_S = 0.001
 """A load must not hold a batch up for the default 5 ms at every step."""
-MESSAGE_CHARS_MAX = 2_000
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -69,6 +72,7 @@ class EngineProcess:
         self._loading: dict[int, None] = {}
         self._unwanted: dict[int, None] = {}
         self._tokenizers = TokenizerStore()
+        self._continuous = ContinuousRuns(backend, lambda message: self._send(encode_message(message)), clock)
 
     def serve(self) -> None:
         # Libraries have version types of their own; only plain text crosses the socket.
@@ -76,16 +80,23 @@ class EngineProcess:
         self._send(encode_message(Started(os.getpid(), versions)))
         threading.Thread(target=self._load_for_ever, name="loader", daemon=True).start()
         while True:
-            message = decode_to_engine(self._socket.receive())
-            match message:
-                case Run():
-                    self._run(message)
-                case Load():
-                    with self._lock:
-                        self._loading[message.slot] = None
-                    self._loads.put(message)
-                case Unload():
-                    self._unload(message.slot)
+            if self._continuous.busy and not self._socket.readable():
+                self._continuous.step()
+            else:
+                self._obey(decode_to_engine(self._socket.receive()))
+
+    def _obey(self, message: ToEngine) -> None:
+        match message:
+            case Run():
+                self._run(message)
+            case Load():
+                with self._lock:
+                    self._loading[message.slot] = None
+                self._loads.put(message)
+            case Unload():
+                self._unload(message.slot)
+            case Cancel():
+                self._continuous.cancel(message.batch_id)
 
     def _send(self, message: bytes) -> None:
         with self._lock:
@@ -96,13 +107,16 @@ class EngineProcess:
         if model is None:
             self._raised(message, f"slot {message.slot} holds no model")
             return
+        if isinstance(model, ContinuousModel):
+            self._continuous.run(message, model)
+            return
         started_at = self._clock.monotonic_ms()
         try:
             outputs = model.run(message.items)
             answer = encode_message(Answers(message.batch_id, outputs, self._clock.monotonic_ms() - started_at))
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             traceback.print_exc()
-            self._raised(message, _shorten(error))
+            self._raised(message, shorten(error))
             return
         if len(outputs) != len(message.items):
             self._raised(message, f"the backend answered {len(outputs)} of {len(message.items)} inputs")
@@ -118,7 +132,9 @@ class EngineProcess:
                 self._unwanted[slot] = None
                 return
             model = self._models.pop(slot, None)
-        if model is not None:
+        if isinstance(model, ContinuousModel):
+            self._continuous.unload(slot, model)
+        elif model is not None:
             self._backend.unload(model)
 
     def _load_for_ever(self) -> None:
@@ -149,7 +165,7 @@ class EngineProcess:
             return NotLoaded(message.slot, refusal.code, refusal.message)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             traceback.print_exc()
-            return NotLoaded(message.slot, "load_failed", _shorten(error))
+            return NotLoaded(message.slot, "load_failed", shorten(error))
         self._models[message.slot] = model
         return Loaded(
             message.slot,
@@ -157,6 +173,7 @@ class EngineProcess:
             str(model.weights_digest),
             round(loaded_at - started_at),
             round(self._clock.monotonic_ms() - loaded_at),
+            model.sequences_max if isinstance(model, ContinuousModel) else 0,
         )
 
     def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:
@@ -177,10 +194,6 @@ class EngineProcess:
         if parsed.messages:
             return tokenizer.encode_plain(tokenizer.render_chat(parsed.messages))
         return tokenizer.encode(parsed.prompt or parsed.text)
-
-
-def _shorten(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX]
 
 
 def die_with_parent(parent_pid: int) -> None:

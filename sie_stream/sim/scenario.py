@@ -73,6 +73,8 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     batch_ms: Span = (1, 30)
     slow_ms: Span = (100, 400)
     slow_share: float = 0.05
+    side_by_side: int = 0
+    """Every other model is a continuous one that runs this many requests at once; 0: none."""
 
 
 class Kill(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="kill"):
