@@ -17,6 +17,7 @@ from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, s
 from scheduler.placement import Chosen, ReplicaWish, Unplaceable, place
 from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
+from scheduler.variants import is_unit, route_variants, shares_in_words, wait_for_ingress
 from sie_stream.decisions import SolverRun
 
 
@@ -290,23 +291,33 @@ def _retire(step: Step, model: ModelState) -> None:
 
 def _publish_route(step: Step, model: ModelState) -> None:
     """The route of the present generation, once its topic exists and no older one is in charge."""
-    if model.status == "deleting" or not model.topic_ready:
+    if model.status == "deleting" or not model.topic_ready or is_unit(model):
         return
     older_in_charge = any(replica.state != "draining" for replica in model.older())
     width = len(model.partitions) // model.route.lanes
     route = model.published_route
+    variants, rules = route_variants(step.state, model)
     if route is not None:
-        unchanged = model.routed_generation == model.generation and route.width == width
-        if unchanged or older_in_charge:
+        same = model.routed_generation == model.generation and route.width == width
+        if same and (route.variants, route.rules) == (variants, rules):
             return
-    model.published_route = structs.replace(model.route, route_epoch=step.offset, width=width)
-    model.routed_generation = model.generation
+        if older_in_charge and not same and not model.rollouts:
+            return
+        if (route.variants, route.rules) == (variants, rules) and older_in_charge:
+            return
+        wait_for_ingress(step, model)
+    # Shares may change while an older generation is still in charge; the rest of the route may not.
+    base, generation = model.route, model.generation
+    if route is not None and older_in_charge:
+        base, generation = route, model.routed_generation
+    model.published_route = structs.replace(base, route_epoch=step.offset, width=width, variants=variants, rules=rules)
+    model.routed_generation = generation
     step.decide(
         "route_published",
         model.model,
         "Its topic exists; requests are taken from now on and wait there until a replica serves them."
         if route is None
-        else f"Version {model.version} is in charge.",
+        else shares_in_words(variants),
         chosen={"version": model.version, "topic": model.route.topic, "width": width, "route_epoch": step.offset},
         do_nothing="Requests would be answered unknown_model." if route is None else "The old route would stay.",
     )

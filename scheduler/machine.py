@@ -13,7 +13,6 @@ from msgspec import structs
 
 from scheduler.converge import converge, model_due_ms
 from scheduler.declarations import (
-    apply_model,
     ask_topic_again,
     delete_model,
     drain_deleted,
@@ -33,9 +32,11 @@ from scheduler.membership import (
     worker_left,
 )
 from scheduler.replicas import give_up_waiting, partition_released, replica_failed, replica_ready
+from scheduler.rollouts import apply_or_roll_out, follow_rollouts, rollout_order, start_rollout, variant_window
 from scheduler.state import NEVER_MS, ClusterState
 from scheduler.step import Step
 from scheduler.undo import undo_decision
+from scheduler.variants import check_routes, routes_held
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
@@ -46,13 +47,17 @@ from sie_stream.control import (
     PartitionReleased,
     ReplicaFailed,
     ReplicaReady,
+    RolloutOrder,
+    RoutesHeld,
     SchedulerCommand,
     SchedulerElected,
+    StartRollout,
     Tick,
     TopicEnsured,
     TopicFailed,
     UncordonWorker,
     UndoDecision,
+    VariantWindow,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -82,6 +87,8 @@ class SchedulerMachine:
             self._in_force = (state.settings, in_force(self.settings, state.settings))
         step = Step(state, self._in_force[1], record_offset, record)
         dispatch(step, record)
+        if state.rolling:
+            follow_rollouts(step)
         if step.dirty or step.capacity_freed:
             converge(step)
             say_drained(step)
@@ -118,7 +125,15 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case TopicFailed():
             topic_failed(step, record)
         case ApplyModel():
-            apply_model(step, record)
+            apply_or_roll_out(step, record)
+        case StartRollout():
+            start_rollout(step, record)
+        case RolloutOrder():
+            rollout_order(step, record)
+        case VariantWindow():
+            variant_window(step, record)
+        case RoutesHeld():
+            routes_held(step, record)
         case DeleteModel():
             delete_model(step, record)
         case CordonWorker():
@@ -175,6 +190,7 @@ def tick(step: Step, record: Tick) -> None:
                 ask_topic_again(step, model)
     check_workers(step)
     scale_models(step)
+    check_routes(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)
 
