@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sie_stream.errors import RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
-from sie_stream.ports import Clock, GroupReader, LogReader, TransactionalWriter
+from sie_stream.ports import Clock, GroupReader, LogReader, PlainWriter, TransactionalWriter
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 
 TOPIC_KNOWN_MS = 60_000
@@ -28,6 +28,8 @@ class Ports(Struct, frozen=True):
     make_group_reader: Callable[[str], GroupReader]
     writer: TransactionalWriter
     clock: Clock
+    reports: PlainWriter | None = None
+    """Facts for sie.cluster, outside of every transaction; None: it reports nothing."""
 
 
 class Watcher(Protocol):

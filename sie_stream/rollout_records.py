@@ -77,6 +77,10 @@ class VariantRow(Struct, frozen=True):
     """Share of the keys, out of 10,000, whose requests it gets a copy of; what it answers to these is only compared."""
 
 
+SHADOW = "~"
+"""First character of the variant on a work item that is a copy: its result is compared and never given to anybody."""
+
+
 class VariantRule(Struct, frozen=True):
     """Requests with this content go to one variant, whatever their key."""
 

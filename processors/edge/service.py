@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from processors.turns import Ports
 from sie_stream.edge.clock import SystemClock
-from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaReader, KafkaTransactionalWriter
+from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.stop import EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError
 from sie_stream.settings import Settings
@@ -61,6 +62,12 @@ def kafka_ports(settings: Settings, transactional_id: str, member: str) -> Ports
         ),
         clock=SystemClock(),
     )
+
+
+def reporting(ports: Ports, settings: Settings) -> Ports:
+    """The same ports, and a plain writer for facts."""
+    writer = KafkaPlainWriter(settings.bootstrap_servers, settings.client_overrides, settings.record_bytes_max)
+    return msgspec.structs.replace(ports, reports=writer)
 
 
 def serve(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from processors.edge.service import EXIT_CONFIG, LogWatcher, kafka_ports, serve
+from processors.edge.service import EXIT_CONFIG, LogWatcher, kafka_ports, reporting, serve
 from processors.ingress.host import IngressHost
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.logs import configure_logs
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def make() -> IngressHost:
         transactional_id = settings.topics.ingress_transactional_id(member.removeprefix("ingress-"))
-        ports = kafka_ports(settings, transactional_id, member)
-        hosts.append(IngressHost(settings, ports, TokenizerStore(), LogWatcher(log)))
+        ports = reporting(kafka_ports(settings, transactional_id, member), settings)
+        hosts.append(IngressHost(settings, ports, TokenizerStore(), LogWatcher(log), member))
         return hosts[0]
 
     def counts() -> Mapping[str, object]:

@@ -10,14 +10,16 @@ from msgspec import Struct
 
 from processors.ingress.decode import HEADER_BYTES_MAX, check_depth
 from processors.ingress.routes import CompiledRoute, RouteTable
+from processors.ingress.rules import Content
 from processors.tokenise import TextInputs, check_context, text_tokens
 from schemas import codec
 from sie_stream.admission import Quotas
-from sie_stream.control import RouteRow
+from sie_stream.control import RouteRow, VariantRow
 from sie_stream.errors import InvalidRequest
 from sie_stream.ids import keyed_hash
 from sie_stream.provenance import KEY_BYTES_MAX
 from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, LogWrite, WorkItem, header
+from sie_stream.rollout_records import SHADOW
 from sie_stream.routing import PRIORITY_LANES, bucket_of, partition_of, sticky_key
 from sie_stream.settings import Settings
 
@@ -40,6 +42,8 @@ class WorkBuilder:
     def __init__(self, settings: Settings, routes: RouteTable, topic_exists: Callable[[str], bool]) -> None:
         self.share = 1.0
         """Part of every quota that belongs to this process."""
+        self.copies: list[LogWrite] = []
+        """For shadow variants, of the items made since somebody took them."""
         self.verify_topics = False
         """Look for the work topic before writing to it; set once a transaction was aborted."""
         self.work_bytes_max = settings.record_bytes_max - WORK_OVERHEAD_BYTES
@@ -66,7 +70,8 @@ class WorkBuilder:
         key = record.key or b""
         variant = route.only
         if version or variant is None:
-            variant = route.variant(sticky_key(request.session, key, request_id), version)
+            content = Content(record.headers, request.tenant, bytes(request.inputs))
+            variant = route.variant(sticky_key(request.session, key, request_id), version, content)
         deadline_ms = request.deadline_ms or row.deadline_ms
         deadline_at_ms = _deadline_at_ms(record, deadline_ms, now_ms) if deadline_ms else 0
         token_ids = parameters = seed = None
@@ -76,40 +81,53 @@ class WorkBuilder:
         else:
             self._check(inputs, route)
         lane = row.priority if request.priority is None else PRIORITY_LANES[request.priority]
-        partition = lane if row.width == 1 else _partition(lane, row.width, request.session, key, request_id)
-        value = codec.encode_work(
-            WorkItem(
-                request_id,
-                row.instance,
-                row.model,
-                variant.version,
-                variant.variant,
-                row.route_epoch,
-                lane,
-                inputs,
-                key if len(key) <= KEY_BYTES_MAX else b"",
-                record.topic,
-                record.partition,
-                record.offset,
-                record.timestamp_ms,
-                now_ms,
-                now_ms,
-                schema_id,
-                deadline_at_ms,
-                parameters,
-                token_ids,
-                seed,
-                request.session,
-                request.tenant,
-                request.stream,
-                self.reply_topic(request.reply_topic) if request.reply_topic else None,
-                route.output_topic,
-                _traceparent(record) if record.headers else None,
-            )
+        item = WorkItem(
+            request_id,
+            row.instance,
+            row.model,
+            variant.version,
+            variant.variant,
+            row.route_epoch,
+            lane,
+            inputs,
+            key if len(key) <= KEY_BYTES_MAX else b"",
+            record.topic,
+            record.partition,
+            record.offset,
+            record.timestamp_ms,
+            now_ms,
+            now_ms,
+            schema_id,
+            deadline_at_ms,
+            parameters,
+            token_ids,
+            seed,
+            request.session,
+            request.tenant,
+            request.stream,
+            self.reply_topic(request.reply_topic) if request.reply_topic else None,
+            route.output_topic,
+            _traceparent(record) if record.headers else None,
         )
+        value = codec.encode_work(item)
         if len(value) > self.work_bytes_max:
             raise _too_large(len(value), self.work_bytes_max)
-        return LogWrite(row.topic, value, request.session.encode() if request.session else record.key, partition)
+        kept_key = request.session.encode() if request.session else record.key
+        if route.shadows:
+            self._copy(item, route, variant, kept_key)
+        topic, width = (variant.topic, variant.width) if variant.topic else (row.topic, row.width)
+        partition = lane if width == 1 else _partition(lane, width, request.session, key, request_id)
+        return LogWrite(topic, value, kept_key, partition)
+
+    def _copy(self, item: WorkItem, route: CompiledRoute, variant: VariantRow, kept_key: bytes | None) -> None:
+        """Copies for shadow variants; `copies` is taken by whoever writes the item itself."""
+        sticky = sticky_key(item.session, item.key, item.request_id)
+        for shadow in route.copied_to(sticky, variant):
+            copy = msgspec.structs.replace(
+                item, version=shadow.version, variant=SHADOW + shadow.variant, reply_topic=None, output_topic=None
+            )
+            partition = _partition(item.priority, shadow.width, item.session, item.key, item.request_id)
+            self.copies.append(LogWrite(shadow.topic, codec.encode_work(copy), kept_key, partition))
 
     def _inspect(
         self, request_id: str, request: InferenceRequest, inputs: bytes, route: CompiledRoute, now_ms: int

@@ -63,6 +63,7 @@ def ports(world: World, lane: Lane, settings: Settings, transactional_id: str) -
             transactional_id, settings.transaction_timeout_ms, settings.record_bytes_max, lane.client
         ),
         clock=log.clock,
+        reports=log.plain_writer(client=lane.client),
     )
 
 
@@ -74,7 +75,9 @@ class IngressBody:
         transactional_id = settings.topics.ingress_transactional_id(lane.process.name)
         self._world = world
         self._stopping = False
-        self.host = self.host_type(settings, ports(world, lane, settings, transactional_id), NoEncoders(), Notes(lane))
+        self.host = self.host_type(
+            settings, ports(world, lane, settings, transactional_id), NoEncoders(), Notes(lane), lane.process.name
+        )
 
     def start(self) -> None:
         self.host.start()
