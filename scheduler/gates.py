@@ -29,6 +29,8 @@ SLACK_MS = 5.0
 """A p99 of the new version this much above that of the old one is no news, whatever the ratio."""
 COUNT_MAX = 1 << 40
 BINS = 10
+PER_BIN_MIN = 5
+"""Samples for each bin from which on the stability index is near its limit distribution."""
 COST_SAMPLES_MIN = 1_000
 """Means of engine time are compared from here on; windows carry no variance."""
 
@@ -82,7 +84,9 @@ def _results(new: VariantStats, old: VariantStats, limits: GateLimits) -> Iterat
             yield _psi(name, _deciles(new.scores[name], old.scores[name]), limits.psi_max)
     for name in new.labels:
         if name in old.labels:
-            yield _psi(name, _categories(new.labels[name], old.labels[name]), limits.psi_max)
+            bins = _categories(new.labels[name], old.labels[name])
+            if all(sum(side) >= PER_BIN_MIN * len(bins) for side in zip(*bins, strict=True)):  # else it is free text
+                yield _psi(name, bins, limits.psi_max)
     if limits.cost_ratio_max is not None and new.ok and old.ok and old.busy_us:
         yield _cost(new, old, limits.cost_ratio_max)
 
@@ -195,7 +199,7 @@ def _psi(name: str, bins: list[tuple[int, int]], limit: float) -> GateResult:
     n, m = sum(new for new, _ in bins), sum(old for _, old in bins)
     psi = psi_of(bins)
     noise = _chi2(max(1, len(bins) - 1)) * (1 / n + 1 / m)
-    verdict = _verdict(psi > limit, psi > noise)
+    verdict = _verdict(psi > limit, psi > noise and min(n, m) >= PER_BIN_MIN * len(bins))
     return GateResult(f"psi:{name}", verdict, _short(psi), _short(limit), f"{n} against {m} samples")
 
 
