@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import audit, decisions, demo, doctor, explain, maintenance, models, stream, topics, topology, up
+from sie_stream.cli import (
+    audit,
+    decisions,
+    demo,
+    doctor,
+    explain,
+    maintenance,
+    models,
+    rollout,
+    stream,
+    topics,
+    topology,
+    up,
+)
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
@@ -38,6 +51,7 @@ app.command()(maintenance.drain)
 app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
+app.add_typer(rollout.app, name="rollout")
 app.add_typer(audit.app, name="audit")
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
