@@ -61,7 +61,8 @@ def scale_models(step: Step) -> None:
         return
     state.scale_due_ms = step.now_ms + EVERY_MS
     for model in state.models.values():
-        if model.scaling is not None and model.status == "accepted" and model.routed_generation:
+        # While keys move to another version, less load on this one does not mean that less is needed.
+        if model.scaling is not None and model.status == "accepted" and model.routed_generation and not model.rollouts:
             _scale(step, model)
 
 

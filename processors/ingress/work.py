@@ -112,22 +112,17 @@ class WorkBuilder:
         value = codec.encode_work(item)
         if len(value) > self.work_bytes_max:
             raise _too_large(len(value), self.work_bytes_max)
-        kept_key = request.session.encode() if request.session else record.key
         if route.shadows:
-            self._copy(item, route, variant, kept_key)
-        topic, width = (variant.topic, variant.width) if variant.topic else (row.topic, row.width)
-        partition = lane if width == 1 else _partition(lane, width, request.session, key, request_id)
-        return LogWrite(topic, value, kept_key, partition)
+            self._copy(item, record, route, variant)
+        return _placed(item, value, record, variant, row)
 
-    def _copy(self, item: WorkItem, route: CompiledRoute, variant: VariantRow, kept_key: bytes | None) -> None:
+    def _copy(self, item: WorkItem, record: LogRecord, route: CompiledRoute, variant: VariantRow) -> None:
         """Copies for shadow variants; `copies` is taken by whoever writes the item itself."""
-        sticky = sticky_key(item.session, item.key, item.request_id)
-        for shadow in route.copied_to(sticky, variant):
+        for shadow in route.copied_to(sticky_key(item.session, record.key or b"", item.request_id), variant):
             copy = msgspec.structs.replace(
                 item, version=shadow.version, variant=SHADOW + shadow.variant, reply_topic=None, output_topic=None
             )
-            partition = _partition(item.priority, shadow.width, item.session, item.key, item.request_id)
-            self.copies.append(LogWrite(shadow.topic, codec.encode_work(copy), kept_key, partition))
+            self.copies.append(_placed(copy, codec.encode_work(copy), record, shadow, route.row))
 
     def _inspect(
         self, request_id: str, request: InferenceRequest, inputs: bytes, route: CompiledRoute, now_ms: int
@@ -211,8 +206,15 @@ class WorkBuilder:
         raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
 
 
-def _partition(lane: int, width: int, session: str | None, key: bytes, request_id: str) -> int:
-    return partition_of(lane, bucket_of(sticky_key(session, key, request_id), width), width)
+def _placed(item: WorkItem, value: bytes, record: LogRecord, variant: VariantRow, row: RouteRow) -> LogWrite:
+    """The record of a work item: in the topic of its variant, by lane and bucket."""
+    lane, session = item.priority, item.session
+    topic, width = (variant.topic, variant.width) if variant.topic else (row.topic, row.width)
+    partition = lane
+    if width != 1:
+        key = sticky_key(session, record.key or b"", item.request_id)
+        partition = partition_of(lane, bucket_of(key, width), width)
+    return LogWrite(topic, value, session.encode() if session else record.key, partition)
 
 
 def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:

@@ -161,7 +161,7 @@ class WindowBook:
         end_ms -= end_ms % self._window_ms
         for start_ms in sorted(start for start in self._windows if start < end_ms):
             window = self._windows.pop(start_ms)
-            offsets = tuple((number, *span) for number, span in sorted(window.offsets.items()))
+            offsets = tuple((number, span[0], span[1]) for number, span in sorted(window.offsets.items()))
             for key in sorted(window.tallies, key=lambda one: (one[0], one[1] != "stable", one[1], one[2])):
                 model, variant, version = key
                 yield VariantWindow(
