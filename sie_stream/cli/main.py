@@ -13,6 +13,7 @@ from sie_stream.cli import (
     audit,
     decisions,
     demo,
+    demo_canary,
     doctor,
     explain,
     maintenance,
@@ -56,6 +57,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
+app.command()(demo_canary.demo_canary)
 
 
 def _version(wanted: bool) -> None:

@@ -57,7 +57,7 @@ class Traffic:
         rows = itertools.cycle(self.rows)
         with Client(self._bootstrap) as client:
             while not self._stop.is_set():
-                sent = client.submit_many([Request(MODEL, next(rows)) for _ in range(40)])
+                sent = client.submit_many([Request(model=MODEL, inputs=next(rows)) for _ in range(40)])
                 for submission in sent:
                     result = submission.result(60)
                     self.statuses[result.status] = self.statuses.get(result.status, 0) + 1

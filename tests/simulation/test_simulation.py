@@ -59,6 +59,7 @@ def test_all_seeds() -> None:
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
             *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
             *("snapshot", "metadata", "copy", "dead_letter"),
+            *("rollout_started", "rollout_step", "rollout_completed", "route_held", "canary"),
         }
 
 
