@@ -86,7 +86,7 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
         assert row["version"] == "1.0.0 -> 2.0.0"
         wait_until(ended(shell, "2.0.0"), "the good version to be stable", 90)
         history = shell.json("rollout", "history", MODEL)
-        assert [one["ending"] for one in history] == ["completed"], history
+        assert [one["ending"] for one in history] == ["completed"], history[-1]["why"]
         assert shell.json("get", "models")[0]["version"] == "2.0.0"
 
         golden = json.loads((MODELS / MODEL / "golden.jsonl").read_text().splitlines()[0])

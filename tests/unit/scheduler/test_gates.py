@@ -68,8 +68,9 @@ def test_an_error_rate_that_the_old_version_has_too_is_no_breach() -> None:
 
 def test_sla_and_cost() -> None:
     limits = GateLimits(p99_sla_ms=10, cost_ratio_max=1.5)
-    found = verdicts(stats(1, 300), stats(2, 300), limits)
-    assert found["p99_sla_ms"] == "breach"
+    assert verdicts(stats(1, 300), VariantStats(), limits)["p99_sla_ms"] == "breach"
+    assert verdicts(stats(1, 300, ms=60.0), stats(2, 300), limits)["p99_sla_ms"] == "breach"
+    assert verdicts(stats(1, 300), stats(2, 300), limits)["p99_sla_ms"] == "pass", "the old one keeps it neither"
     dear = VariantStats(ok=2_000, busy_us=2_000 * 300, latency=stats(3, 10).latency)
     assert verdicts(dear, stats(2, 2_000), limits)["cost"] == "breach"
 
