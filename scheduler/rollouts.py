@@ -130,8 +130,8 @@ def start_rollout(step: Step, record: StartRollout) -> None:
         why = f"Version {accepted.launch.version} serves already; a rollout needs another one."
     elif not 0 <= record.share <= FULL - sum(one.share for one in model.rollouts.values()):
         why = f"share {record.share}: 0 to 10,000, and together with the other variants at most 10,000."
-    elif not record.share and any(one.plan.promotes for one in model.rollouts.values()):
-        why = "One version takes over by steps already. Give a fixed share, or promote or abort that one first."
+    elif any(one.plan.promotes for one in model.rollouts.values()) or (model.rollouts and not record.share):
+        why = "A version that takes over by steps is to get all keys, so it goes alone. End the other variants first."
     if why or model is None:
         _reject(step, name, "rollout_refused", why, record.actor, ())
         return
@@ -248,7 +248,7 @@ def _order(step: Step, model: ModelState, rollout: RolloutState, record: Rollout
             after = resumed(rollout, step.now_ms)
         case "promote":
             moved = promoted(rollout, _seen(step, model, rollout), record.actor, step.now_ms)
-            if moved is not None:
+            if moved is not None and len(model.rollouts) == 1:  # it is to get all keys
                 after, said = moved
         case "abort" | "undo":
             if rollout.phase != "adopting":

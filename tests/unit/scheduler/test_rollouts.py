@@ -228,6 +228,10 @@ def test_more_than_two_variants_with_fixed_shares() -> None:
     assert cluster.shares() == {"stable": 6_000, "b": 3_000, "c": 1_000}
     cluster.windows(10)
     assert cluster.shares() == {"stable": 6_000, "b": 3_000, "c": 1_000}, "they are compared, not promoted"
+    cluster.append(StartRollout(Raw(spec_json(version="2.0.0")), "canary", 0, "test"))
+    assert kinds(cluster.commands)[-1] == "model_rejected", "one that takes over by steps goes alone"
+    cluster.append(RolloutOrder("churn", "promote", "b"))
+    assert kinds(cluster.commands)[-1] == "rollout_ignored"
     owned = sorted(one for variant in cluster.route.variants for one in variant.ranges)
     assert owned[0][0] == 0
     assert owned[-1][1] == SHARES
