@@ -61,6 +61,10 @@ models: $(READY) ## Train and convert the models of the demo into .models (cache
 demo: models ## The whole system with real models on real Kafka; kills a worker and proves that nothing was lost
 	@exec $(BIN)/sie-stream demo
 
+.PHONY: demo-canary
+demo-canary: models ## A good, a wrong and a slow version are rolled out under load; only the good one stays
+	@exec $(BIN)/sie-stream demo-canary
+
 .PHONY: check
 check: $(READY) ## Format, lint, types, unit and architecture tests; about a minute
 	@. .ci/environment.sh

@@ -18,6 +18,7 @@ from scheduler.placement import Chosen, ReplicaWish, Unplaceable, place
 from scheduler.replanning import make_room, waits_for_plan
 from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
+from scheduler.variants import is_unit, route_variants, shares_in_words, wait_for_ingress
 from sie_stream.decisions import SolverRun
 
 
@@ -302,25 +303,41 @@ def _retire(step: Step, model: ModelState) -> None:
 
 def _publish_route(step: Step, model: ModelState) -> None:
     """The route of the present generation, once its topic exists and no older one is in charge."""
-    if model.status == "deleting" or not model.topic_ready:
+    if model.status == "deleting" or not model.topic_ready or is_unit(model):
         return
     older_in_charge = any(replica.state != "draining" for replica in model.older())
     width = len(model.partitions) // model.route.lanes
     route = model.published_route
+    variants, rules = route_variants(step.state, model)
+    same = False
     if route is not None:
-        unchanged = model.routed_generation == model.generation and route.width == width
-        if unchanged or older_in_charge:
+        same = model.routed_generation == model.generation and route.width == width
+        if same and (route.variants, route.rules) == (variants, rules):
             return
+        if older_in_charge and not same and not model.rollouts:
+            return
+        if (route.variants, route.rules) == (variants, rules) and older_in_charge:
+            return
+        wait_for_ingress(step, model)
+    # Shares may change while an older generation is still in charge; the rest of the route may not.
+    base, generation = model.route, model.generation
+    if route is not None and (older_in_charge or same):
+        base, generation = route, model.routed_generation
     model.published_route = structs.replace(
-        model.route, route_epoch=step.offset, width=width, asleep=not model.replicas_wanted
+        base,
+        route_epoch=step.offset,
+        width=width,
+        variants=variants,
+        rules=rules,
+        asleep=not model.replicas_wanted,
     )
-    model.routed_generation = model.generation
+    model.routed_generation = generation
     step.decide(
         "route_published",
         model.model,
         "Its topic exists; requests are taken from now on and wait there until a replica serves them."
         if route is None
-        else f"Version {model.version} is in charge.",
+        else shares_in_words(variants),
         chosen={"version": model.version, "topic": model.route.topic, "width": width, "route_epoch": step.offset},
         do_nothing="Requests would be answered unknown_model." if route is None else "The old route would stay.",
     )

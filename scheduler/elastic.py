@@ -79,7 +79,8 @@ def look_at_loads(step: Step) -> None:
         tally, model.load = model.load, LoadTally(since_ms=step.now_ms)
         if model.status == "accepted" and model.routed_generation:
             direct_traffic(step, model, tally, EVERY_MS)
-            if model.scaling is not None:
+            # While keys move to another version, less load on this one does not mean that less is needed.
+            if model.scaling is not None and not model.rollouts:
                 scale(step, model, tally)
     give_way(step)
 

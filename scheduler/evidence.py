@@ -18,12 +18,16 @@ from sie_stream.control import (
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
+    RolloutOrder,
+    RoutesHeld,
     SchedulerElected,
+    StartRollout,
     Tick,
     TopicEnsured,
     TopicFailed,
     UncordonWorker,
     UndoDecision,
+    VariantWindow,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -45,8 +49,14 @@ def asked_by(record: ClusterRecord) -> str:
             | DrainWorker(actor=actor)
             | UncordonWorker(actor=actor)
             | UndoDecision(actor=actor)
+            | StartRollout(actor=actor)
+            | RolloutOrder(actor=actor)
         ):
             return actor or "somebody unnamed"
+        case VariantWindow():
+            return record.reporter or "the statistics of results"
+        case RoutesHeld():
+            return record.ingress
         case WorkerExited():
             return record.reporter or f"the supervisor of {record.worker}"
         case WorkerFenced() | TopicEnsured() | TopicFailed():

@@ -16,6 +16,7 @@ from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.plans import PlanUnderWay
+from scheduler.rollout import RolloutState
 from scheduler.rules import PlacementRules
 from scheduler.traffic import TrafficState
 from scheduler.yielding import YieldState
@@ -27,6 +28,8 @@ STATE_FORMAT = 3
 
 NEVER_MS = 1 << 62
 """A time that does not come."""
+
+ROLLOUTS_KEPT = 8
 
 JOURNAL_MAX = 16
 """Changes of a model's placement that can be undone, the newest ones."""
@@ -117,6 +120,23 @@ class ReplicaState(Struct):
     @property
     def key(self) -> ReplicaKey:
         return ReplicaKey(self.worker, self.incarnation, self.placement_epoch)
+
+
+class IngressState(Struct):
+    """An ingress process, as it last said itself."""
+
+    heard_ms: int
+    epochs: dict[str, int] = field(default_factory=dict)
+    """{model: route_epoch} that it routes by."""
+
+
+class RouteWait(Struct, frozen=True):
+    """A route that was published, until every ingress holds it."""
+
+    epoch: int
+    since_ms: int
+    told: bool = False
+    """That it takes long was said."""
 
 
 class LoadTally(Struct, frozen=True):
@@ -216,6 +236,12 @@ class ModelState(Struct):
     """Replicas that its load needs, whatever is allowed; 0: not known yet."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
+    rollouts: dict[str, RolloutState] = field(default_factory=dict)
+    """By variant: those under way."""
+    rollout_history: tuple[RolloutState, ...] = ()
+    """Those that ended, the newest last; at most ROLLOUTS_KEPT."""
+    route_wait: RouteWait | None = None
+    """The published route is not held by every ingress yet."""
     journal: tuple[PlacementChange, ...] = ()
     """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
 
@@ -283,6 +309,9 @@ class ClusterState(Struct):
     models: dict[str, ModelState] = field(default_factory=dict)
     topic_widths: dict[str, int] = field(default_factory=dict)
     """{model: width} of every work topic that was ever ensured. A topic never shrinks, and outlives its model."""
+    ingresses: dict[str, IngressState] = field(default_factory=dict)
+    rolling: dict[str, None] = field(default_factory=dict)
+    """Models with a rollout under way, or with variants that are being worked off."""
     workers_due_ms: int = NEVER_MS
     """No worker can need attention before this; a lower bound, so that a tick usually looks at nobody."""
     models_due_ms: int = NEVER_MS

@@ -21,7 +21,15 @@ from queue import SimpleQueue
 
 import msgspec
 
-from gpu_worker.backends.base import Backend, ContinuousModel, EngineInput, LoadedModel, ModelRefused, load_backend
+from gpu_worker.backends.base import (
+    Backend,
+    ContinuousModel,
+    EngineInput,
+    EngineOutput,
+    LoadedModel,
+    ModelRefused,
+    load_backend,
+)
 from gpu_worker.edge.continuous import ContinuousRuns, shorten
 from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
 from gpu_worker.engine_messages import (
@@ -43,6 +51,8 @@ from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.errors import SieError
+from sie_stream.golden import golden_differences
+from sie_stream.postprocess import GeneratedText
 
 PR_SET_PDEATHSIG = 1
 SWITCH_INTERVAL_S = 0.001
@@ -161,6 +171,7 @@ class EngineProcess:
             model = self._backend.load(launch)
             loaded_at = self._clock.monotonic_ms()
             self._warm_up(launch, model)
+            self._check_golden(launch, model)
         except ModelRefused as refusal:
             return NotLoaded(message.slot, refusal.code, refusal.message)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
@@ -184,6 +195,25 @@ class EngineProcess:
                 if answer.error_code is not None:
                     text = f"pre_warmup[{number}] of {launch.model}: {answer.error_code}: {answer.error_message}"
                     raise ModelRefused("warmup_failed", text)
+
+    def _check_golden(self, launch: ModelLaunch, model: LoadedModel) -> None:
+        """Raises ModelRefused naming the first golden request that is not answered as declared, and how it differs."""
+        for number, golden in enumerate(launch.golden):
+            item = EngineInput(f"golden-{number}", golden.inputs.encode(), self._tokens(launch, golden.inputs))
+            [answer] = model.run([item])
+            found: tuple[str, ...] = (f"{answer.error_code}: {answer.error_message}",)
+            if answer.error_code is None:
+                outputs = self._outputs(launch, answer)
+                found = golden_differences(golden.outputs.encode(), outputs, golden.tolerance)
+            if found:
+                raise ModelRefused("golden_mismatch", f"golden[{number}] of {launch.model}: {'; '.join(found)}")
+
+    def _outputs(self, launch: ModelLaunch, answer: EngineOutput) -> bytes:
+        """As Stage 2 would finish it."""
+        if answer.outputs is not None or answer.token_ids is None or not launch.tokenizer:
+            return answer.outputs or b"{}"
+        text = self._tokenizers.get(launch.tokenizer).decode(answer.token_ids)
+        return msgspec.json.encode(GeneratedText(text, answer.finish_reason or ""))
 
     def _tokens(self, launch: ModelLaunch, inputs: str) -> list[int] | None:
         """What Stage 0 would have made of a warm-up input."""

@@ -15,7 +15,19 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ids", frozenset({"ids", "deadline"})),
     (
         "records and errors",
-        frozenset({"errors", "records", "commands", "control", "decisions", "device_facts", "loads", "problems"}),
+        frozenset(
+            {
+                "errors",
+                "records",
+                "commands",
+                "control",
+                "decisions",
+                "device_facts",
+                "loads",
+                "rollout_records",
+                "problems",
+            }
+        ),
     ),
     ("decisions", frozenset()),
     ("ports and loop", frozenset({"ports", "loop"})),

@@ -70,6 +70,7 @@ def test_all_seeds() -> None:
             *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
             *("device_lost", "device_back", "plan_started", "replica_moving", "plan_ended"),
             *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
+            *("rollout_started", "rollout_step", "rollout_completed", "route_held", "canary"),
         }
 
 
