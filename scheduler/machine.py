@@ -80,7 +80,6 @@ from sie_stream.control import (
 )
 from sie_stream.settings import Settings
 
-
 Command = (
     ApplyModel | StartRollout | RolloutOrder | DeleteModel | CordonWorker | DrainWorker | UncordonWorker | UndoDecision
 )
