@@ -44,6 +44,10 @@ def typed(request: Any) -> Any:
     return TYPES["ModelInferResponse"](outputs=[tensor])
 
 
+def _bytes_of(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
 class _Calls(grpc.GenericRpcHandler):
     """Answers every method of the service with a message made from `fields`, and ModelInfer with `infer`."""
 
@@ -68,7 +72,7 @@ class _Calls(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(
             lambda request, context: respond(request),
             request_deserializer=TYPES[f"{method}Request"].FromString,
-            response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+            response_serializer=_bytes_of,
         )
 
     def _made(self, method: str) -> Any:

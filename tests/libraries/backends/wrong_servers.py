@@ -26,13 +26,13 @@ class Trouble:
 class WrongServer:
     """`routes`: path (without query) -> an answer, or a function of the decoded body that gives one."""
 
-    def __init__(self, routes: dict[str, Any]) -> None:
+    def __init__(self, routes: dict[str, Any], port: int = 0) -> None:
         self.routes = routes
         self.calls: list[tuple[str, Any]] = []
         """Path and body of what was asked, health checks left out."""
         self.ended = threading.Event()
         handler = type("Handler", (_Handler,), {"owner": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
