@@ -3,8 +3,7 @@
     backend: {name: rules, config: {default_label: other}}
     source: models/topics  # a folder with config.json: {"sports": ["goal", "match"], "money": ["bank"]}
 
-One answer for each input, in order. A wrong input is an answer with an error code; an exception means that the engine
-is at fault, and the worker tries the inputs again one by one.
+One answer for each input, in order. A wrong input is an answer with an error code; an exception is the engine's fault.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RulesBackend:
 
     def load(self, launch: ModelLaunch) -> RulesModel:
         digest = verified_digest(Path(launch.source), launch.weights_digest)  # refuses other weights than declared
-        file = Path(launch.source) / "config.json"
+        file = Path(launch.source, "config.json")
         try:
             rules = msgspec.json.decode(file.read_bytes(), type=dict[str, list[str]])
         except (OSError, msgspec.DecodeError) as error:

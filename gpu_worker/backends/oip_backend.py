@@ -21,6 +21,7 @@ Inputs are JSON by tensor name. An output of one element is a plain value, unles
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 import tempfile
 import threading
@@ -66,6 +67,14 @@ class _Server:
     def alive(self) -> bool:
         return (self.process is None or self.process.alive) and self.link.live()
 
+    def end(self) -> None:
+        """Let go of it; a server that was started here ends."""
+        self.link.close()
+        if self.process is not None:
+            self.process.close()
+        if self.repository is not None:
+            shutil.rmtree(self.repository, ignore_errors=True)
+
 
 class OipBackend:
     """Serves models of other servers by the Open Inference Protocol. Registered as `triton`."""
@@ -109,6 +118,12 @@ class OipBackend:
                     # The slot is free either way: a dead server holds nothing, and the next run notices its death.
                     sys.stderr.write(f"engine triton: unload of {model.place.name}: {failure}\n")
 
+    def close(self) -> None:
+        """End the servers that were started here. A process that ends needs no call: they end with it."""
+        for server in self._servers.values():
+            server.end()
+        self._servers.clear()
+
     def versions(self) -> dict[str, str]:
         return {"python": platform.python_version(), "httpx": httpx.__version__, "grpcio": grpc.__version__}
 
@@ -117,8 +132,10 @@ class OipBackend:
     def _server(self, options: ServerOptions, protocol: str) -> _Server:
         key = (options.url, options.server, options.server_args, options.environment, protocol)
         known = self._servers.get(key)
-        if known is not None and (known.process is None or known.process.alive):
+        if known is not None and known.alive():
             return known
+        if known is not None:
+            known.end()
         server = self._started(options, protocol) if options.server else _Server(_link(options.url), None, None)
         if not options.server and not server.link.ready():
             server.link.close()

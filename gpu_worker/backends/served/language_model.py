@@ -71,6 +71,11 @@ class ServedLanguageModel:
         self._last_words = last_words
         self._pool = ThreadPoolExecutor(limits.concurrency, thread_name_prefix=f"{dialect.name}-{served.name}")
 
+    @property
+    def url(self) -> str:
+        """Where its server is."""
+        return self._web.url
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -20,6 +20,7 @@ POLL_S = 0.05
 END_WAIT_S = 10.0
 LOG_TAIL_BYTES = 4_000
 LOG_TAIL_LINES = 12
+LOG_LINE_CHARS = 160
 
 
 def free_ports(count: int) -> list[int]:
@@ -95,7 +96,7 @@ class ServerProcess:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - LOG_TAIL_BYTES))
             lines = stream.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return f"Its log ({self.log}) ends with:\n" + "\n".join(lines)
+        return f"Its log ({self.log}) ends with:\n" + "\n".join(line[:LOG_LINE_CHARS].rstrip() for line in lines)
 
     def stop(self) -> None:
         """End the server and all it started, and wait for that."""

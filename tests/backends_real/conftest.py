@@ -1,0 +1,53 @@
+"""Environments of other people's servers, made by `make test-backends`. A test skips when its own is not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMOLLM2 = ROOT / ".models" / "smollm2-135m-instruct"
+START_TIMEOUT_MS = 900_000
+"""A language server compiles and imports for half a minute on a free machine, and for many on a busy one."""
+
+
+def interpreter(name: str) -> Path:
+    """Python of .venv-NAME. Skips the test when there is none."""
+    path = ROOT / f".venv-{name}" / "bin" / "python"
+    if not path.exists():
+        pytest.skip(f"{path.relative_to(ROOT)} does not exist: run `make test-backends`, which creates it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    if not (SMOLLM2 / "model.safetensors").exists():
+        pytest.skip(f"no weights at {SMOLLM2.relative_to(ROOT)}: run `make models`")
+    return SMOLLM2
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
+    """Triton's binary, its folder of backends (with the stub of this Python in it), and variables it needs."""
+    python = interpreter("triton")
+    (site,) = (python.parents[1] / "lib").glob("python3.*/site-packages")
+    root = site / "pytriton" / "tritonserver"
+    backends = tmp_path_factory.mktemp("triton") / "backends"
+    shutil.copytree(root / "backends", backends, symlinks=True)
+    release = site.parent.name.removeprefix("python")
+    libraries = site / "nvidia_pytriton.libs"
+    # Both find their libraries by a path from where they lie, so they are linked instead of moved.
+    for name in ("libtriton_python.so",):
+        (backends / "python" / name).unlink()
+        (backends / "python" / name).symlink_to(root / "backends" / "python" / name)
+    (backends / "python" / "triton_python_backend_stub").symlink_to(
+        root / "python_backend_stubs" / release / "triton_python_backend_stub"
+    )
+    prefix = Path((python.parents[1] / "pyvenv.cfg").read_text().partition("home = ")[2].splitlines()[0]).parent
+    environment = [
+        f"PATH={python.parent}:/usr/bin:/bin",
+        f"LD_LIBRARY_PATH={prefix / 'lib'}:{libraries}",
+    ]
+    return root / "bin" / "tritonserver", backends, environment
