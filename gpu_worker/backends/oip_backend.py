@@ -134,8 +134,9 @@ class OipBackend:
         known = self._servers.get(key)
         if known is not None and known.alive():
             return known
-        if known is not None:
-            known.end()
+        if known is not None and known.process is not None:
+            # Its connection stays: models that are loaded still have it, and end the engine when they notice.
+            known.process.close()
         server = self._started(options, protocol) if options.server else _Server(_link(options.url), None, None)
         if not options.server and not server.link.ready():
             server.link.close()

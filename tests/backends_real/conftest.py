@@ -7,18 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SMOLLM2 = ROOT / ".models" / "smollm2-135m-instruct"
-START_TIMEOUT_MS = 900_000
-"""A language server compiles and imports for half a minute on a free machine, and for many on a busy one."""
-
-
-def interpreter(name: str) -> Path:
-    """Python of .venv-NAME. Skips the test when there is none."""
-    path = ROOT / f".venv-{name}" / "bin" / "python"
-    if not path.exists():
-        pytest.skip(f"{path.relative_to(ROOT)} does not exist: run `make test-backends`, which creates it")
-    return path
+from tests.backends_real.environments import ROOT, SMOLLM2, interpreter
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +28,11 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[s
     release = site.parent.name.removeprefix("python")
     libraries = site / "nvidia_pytriton.libs"
     # Both find their libraries by a path from where they lie, so they are linked instead of moved.
-    for name in ("libtriton_python.so",):
-        (backends / "python" / name).unlink()
-        (backends / "python" / name).symlink_to(root / "backends" / "python" / name)
-    (backends / "python" / "triton_python_backend_stub").symlink_to(
-        root / "python_backend_stubs" / release / "triton_python_backend_stub"
-    )
+    python_backend = backends / "python"
+    (python_backend / "libtriton_python.so").unlink()
+    (python_backend / "libtriton_python.so").symlink_to(root / "backends" / "python" / "libtriton_python.so")
+    stub = root / "python_backend_stubs" / release / "triton_python_backend_stub"
+    (python_backend / stub.name).symlink_to(stub)
     prefix = Path((python.parents[1] / "pyvenv.cfg").read_text().partition("home = ")[2].splitlines()[0]).parent
     environment = [
         f"PATH={python.parent}:/usr/bin:/bin",

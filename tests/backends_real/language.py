@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.backends.base import LoadedModel
+from gpu_worker.backends.base import Backend, LoadedModel, ModelRefused
 from sie_stream.edge.tokenizer import TokenizerStore
-from tests.libraries.backends.launching import row
+from tests.backends_real.adapter import write_adapter
+from tests.libraries.backends.launching import launch, row
 
-QUESTIONS = ("Who wrote Hamlet?", "Count from one to five.", "Name a colour of the sky.")
+QUESTIONS = ("Who wrote Hamlet?", "Count from one to five.", "Say only: yes")
 TOKENS = 12
 
 
@@ -58,6 +60,17 @@ def check_answers(model: LoadedModel, weights: Path) -> None:
     assert [one["token_id"] for one in logprobs] == told.token_ids
     assert all(one["top"][0] == [one["token_id"], one["logprob"]] for one in logprobs), "greedy takes the likeliest"
 
+    ends, cut = model.run(
+        [
+            row("ends", {}, token_ids=asked[-1], parameters=parameters(max_tokens=60)),
+            row("cut", {}, token_ids=asked[-1], parameters=parameters(max_tokens=60, stop=["e"])),
+        ]
+    )
+    assert ends.finish_reason == "stop"
+    assert ends.completion_tokens == len(ends.token_ids or ())
+    assert 2 not in (ends.token_ids or ()), "SmolLM2's stop token is no part of the answer"
+    assert "e" not in json.loads(cut.outputs or b"")["text"]
+
     chat, text, long = model.run(
         [
             row(
@@ -72,3 +85,26 @@ def check_answers(model: LoadedModel, weights: Path) -> None:
     assert "Shakespeare" in json.loads(chat.outputs or b"")["text"]
     assert json.loads(text.outputs or b"")["text"]
     assert long.error_code == "context_length_exceeded"
+
+
+def check_adapters(backend: Backend, url: str, weights: Path, folder: Path) -> None:
+    """Another adapter under the same name is another model, and the base is the same before and after."""
+    config = {"url": url, "timeout_ms": 300_000}
+    (ids, *_) = prompts(weights)
+    item = row("r", {}, token_ids=ids, parameters=parameters(max_tokens=8))
+    base = backend.load(launch(Path("m"), backend.name, config))
+    plain = base.run([item])[0].token_ids
+    answers = []
+    for seed in (1, 2, 1):
+        source = write_adapter(folder / f"{len(answers)}", weights, seed)
+        adapter = backend.load(launch(source, backend.name, {**config, "base": str(weights), "model": "small"}))
+        answers.append(adapter.run([item])[0].token_ids)
+        backend.unload(adapter)
+    assert answers[0] == answers[2]
+    assert plain not in answers
+    assert answers[0] != answers[1]
+    assert base.run([item])[0].token_ids == plain
+    with pytest.raises(ModelRefused) as refusal:
+        backend.load(launch(weights, backend.name, {**config, "base": str(weights), "model": "none"}))
+    assert refusal.value.code in ("server_refused", "server_error")
+    backend.unload(base)

@@ -15,8 +15,8 @@ from gpu_worker.backends.served.failures import ServerDied
 from gpu_worker.backends.served.language_model import ServedLanguageModel
 from gpu_worker.backends.sglang_backend import SglangBackend
 from sie_stream.edge.clock import SystemClock
-from tests.backends_real.conftest import START_TIMEOUT_MS, interpreter
-from tests.backends_real.language import check_answers
+from tests.backends_real.environments import START_TIMEOUT_MS, interpreter
+from tests.backends_real.language import check_adapters, check_answers
 from tests.libraries.backends.launching import launch, row
 from tests.waiting import wait_until
 
@@ -31,6 +31,7 @@ def options() -> dict[str, Any]:
             *("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule"),
             *("--dtype", "float32", "--context-length", "1024", "--max-total-tokens", "8192"),
             *("--max-running-requests", "8", "--mem-fraction-static", "0.2"),
+            *("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"),
         ],
         "environment": [f"PYTHONPATH={SHIMS}", "SGLANG_USE_CPU_ENGINE=1"],
         "start_timeout_ms": START_TIMEOUT_MS,
@@ -38,7 +39,7 @@ def options() -> dict[str, Any]:
     }
 
 
-def test_the_life_of_an_sglang_server(smollm2: Path) -> None:
+def test_the_life_of_an_sglang_server(smollm2: Path, tmp_path: Path) -> None:
     """One start for all, since it takes so long."""
     backend = SglangBackend(SystemClock())
     model = backend.load(launch(smollm2, "sglang", options()))
@@ -46,9 +47,11 @@ def test_the_life_of_an_sglang_server(smollm2: Path) -> None:
     check_answers(model, smollm2)
     assert model.metrics()["sglang:generation_tokens_total"] > 0
 
-    port = model.url.rpartition(":")[2]
+    check_adapters(SglangBackend(SystemClock()), model.url, smollm2, tmp_path)
+
+    attached = SglangBackend(SystemClock())
     with pytest.raises(ModelRefused, match="has no model 'm2'") as refusal:
-        SglangBackend(SystemClock()).load(launch(smollm2, "sglang", {"url": f"http://127.0.0.1:{port}", "model": "m2"}))
+        attached.load(launch(smollm2, "sglang", {"url": model.url, "model": "m2"}))
     assert refusal.value.code == "model_not_ready"
 
     below = psutil.Process().children(recursive=True)

@@ -184,7 +184,9 @@ class LanguageBackend:
         with self._lock:
             if self._servers.get(key) is server:
                 del self._servers[key]
-        server.stop()
+        # Its connection stays: models that are loaded still have it, and end the engine when they notice.
+        if server.process is not None:
+            server.process.close()
 
     def _drop_sleepers(self) -> None:
         """A sleeping server keeps its weights in host memory; another start ends it."""

@@ -34,7 +34,7 @@ class _Inputs(msgspec.Struct):
 
 
 class Text(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outputs of a model without a tokenizer here, and of requests that ask for logprobs."""
+    """Outputs of a model without a tokenizer here, and of requests with stop texts or logprobs."""
 
     text: str
     finish_reason: str
@@ -145,7 +145,8 @@ class ServedLanguageModel:
 
 
 def _output(item: EngineInput, prompt: Prompt, found: Generated) -> EngineOutput:
-    as_text = prompt.token_ids is None or found.logprobs is not None
+    # A stop text may end inside a token, so what comes before it is text and not tokens.
+    as_text = prompt.token_ids is None or found.logprobs is not None or bool(prompt.sampling.stop)
     return EngineOutput(
         item.request_id,
         outputs=msgspec.json.encode(Text(found.text, found.finish_reason, found.logprobs)) if as_text else None,

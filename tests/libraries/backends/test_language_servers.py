@@ -55,8 +55,9 @@ def test_tokens_go_out_and_come_back_without_the_stop_token(kind: str) -> None:
             ]
         )
         first = server.asked(GENERATE[kind])[0]
-    assert (whole.token_ids, whole.finish_reason, whole.completion_tokens, whole.outputs) == ([11, 21], "stop", 2, None)
-    assert (cut.token_ids, cut.finish_reason, cut.prompt_tokens) == ([11, 21], "length", 3)
+    assert (whole.token_ids, whole.finish_reason, whole.completion_tokens) == ([11, 21], "stop", 2)
+    assert json.loads(whole.outputs or b"")["text"] == "text", "a stop text may end inside a token"
+    assert (cut.token_ids, cut.finish_reason, cut.prompt_tokens, cut.outputs) == ([11, 21], "length", 3, None)
     sent = first if kind == "vllm" else first["sampling_params"]
     assert (sent["temperature"], sent["top_k"], sent["stop"]) == (0.7, 5, ["end"])
     assert sent["seed" if kind == "vllm" else "sampling_seed"] == 5
@@ -281,6 +282,18 @@ def test_a_started_server_sleeps_wakes_and_ends(kind: str, tmp_path: Path) -> No
     assert len(programs(module)) == 1, "a new start ends the sleeper"
     backend.unload(other)
     assert not programs(module)
+
+
+@both
+def test_a_load_after_a_death_leaves_the_older_model_to_end_the_engine(kind: str) -> None:
+    backend, routes = made(kind)
+    with serving(routes) as server:
+        older = backend.load(asked(kind, server.url))
+        server.end()
+        with pytest.raises(ModelRefused):
+            backend.load(asked(kind, server.url))
+        with pytest.raises(ServerDied):
+            older.run([row("r", {}, token_ids=[1])])
 
 
 def programs(module: str) -> list[psutil.Process]:
