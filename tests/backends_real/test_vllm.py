@@ -16,7 +16,7 @@ from gpu_worker.backends.served.language_model import ServedLanguageModel
 from gpu_worker.backends.vllm_backend import VllmBackend
 from sie_stream.edge.clock import SystemClock
 from tests.backends_real.environments import START_TIMEOUT_MS, interpreter
-from tests.backends_real.language import check_adapters, check_answers
+from tests.backends_real.language import check_adapters, check_answers, check_seeds
 from tests.libraries.backends.launching import launch, row
 from tests.waiting import wait_until
 
@@ -48,6 +48,7 @@ def test_the_life_of_a_vllm_server(smollm2: Path, tmp_path: Path) -> None:
     model = backend.load(launch(smollm2, "vllm", options()))
     assert isinstance(model, ServedLanguageModel)
     check_answers(model, smollm2)
+    check_seeds(model, smollm2)
     assert model.metrics()["vllm:generation_tokens_total"] > 0
 
     check_adapters(VllmBackend(SystemClock()), model.url, smollm2, tmp_path)

@@ -1,4 +1,8 @@
-"""SGLang's own server interface."""
+"""SGLang's own server interface.
+
+Seeds are followed only by a server with --enable-deterministic-inference (backend.config.server_args); another one
+draws anew each time, without a word.
+"""
 
 from __future__ import annotations
 
