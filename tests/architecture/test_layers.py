@@ -97,6 +97,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ENGINES,
     "threadpoolctl": ("gpu_worker/backends/*",),
     "numpy": (*ENGINES, "sie_stream/sim/fleet/*"),
+    "httpx": ("gpu_worker/backends/served/web.py", "gpu_worker/backends/*_backend.py"),
+    "grpc": ("gpu_worker/backends/served/oip_grpc.py", "gpu_worker/backends/oip_backend.py"),
+    "google": ("gpu_worker/backends/served/oip_grpc.py",),
     # decisions
     "ortools": ("scheduler/solver/cpsat.py",),
     # people and observation
