@@ -74,9 +74,9 @@ check: $(READY) ## Format, lint, types, unit and architecture tests; about a min
 	beside "$(BIN)/pyright $(TYPES)" run_tests --hypothesis-profile=$(EXAMPLES) -n 2 --dist loadfile tests/unit tests/architecture
 
 .PHONY: test
-test: check models ## Every test: check, then libraries, contract, simulation, integration and chaos
+test: check models ## Every test: check, then libraries, decoders, contract, simulation, integration and chaos
 	@. .ci/environment.sh
-	for suite in libraries contract simulation integration chaos; do
+	for suite in libraries decoders contract simulation integration chaos; do
 		stage "$$suite"
 		run_tests "tests/$$suite"
 	done

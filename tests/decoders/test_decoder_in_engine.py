@@ -32,7 +32,7 @@ from gpu_worker.engine_messages import (
 )
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
-from tests.libraries.backends.decoders import ask, save
+from tests.decoders.families import ask, save
 from tests.libraries.backends.launching import launch
 
 SLOT = 3

@@ -19,7 +19,7 @@ from gpu_worker.backends.decoder.compiled import compiled, kernel_for
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.decoder.runner import FastRunner, tiles_of
 from gpu_worker.decoding.sequence import Chunk, Sequence
-from tests.libraries.backends.decoders import CONTEXT, FAMILIES, STOP, ask, load, prompts, save, with_tokenizer
+from tests.decoders.families import CONTEXT, FAMILIES, STOP, ask, load, prompts, save, with_tokenizer
 from tests.libraries.backends.launching import FixedClock
 
 GREEDY = 24

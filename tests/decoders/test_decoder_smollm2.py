@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.libraries.backends.decoders import ask, load
+from tests.decoders.families import ask, load
 from zoo.texts import chats, sentences
 
-SMOLLM2 = Path(__file__).resolve().parents[3] / ".models" / "smollm2-135m-instruct"
+SMOLLM2 = Path(__file__).resolve().parents[2] / ".models" / "smollm2-135m-instruct"
 PROMPTS = 100
 CHATS = 8
 TOKENS = 8
