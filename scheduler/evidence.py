@@ -14,6 +14,7 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
     PartitionReleased,
     ReplicaAnswered,
     ReplicaFailed,
@@ -58,6 +59,7 @@ def asked_by(record: ClusterRecord) -> str:
             | WorkerLeft()
             | DeviceLost()
             | DeviceBack()
+            | EngineLost()
             | ReplicaReady()
             | ReplicaAnswered()
             | ReplicaFailed()
@@ -86,6 +88,16 @@ def came(model: str, replica: ReplicaState, source: str = "") -> Move:
 def went(model: str, replica: ReplicaState) -> Move:
     """The replica is listed no more."""
     return Move(model, "replica", seat(replica), "")
+
+
+def stopped(model: str, replica: ReplicaState) -> Move:
+    """The replica is listed still, and does not answer for now."""
+    return Move(model, "service", seat(replica), "")
+
+
+def resumed(model: str, replica: ReplicaState) -> Move:
+    """It answers again."""
+    return Move(model, "service", "", seat(replica))
 
 
 def partition_moves(model: str, by_worker: dict[str, list[str]], verb: str) -> tuple[Move, ...]:

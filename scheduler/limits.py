@@ -44,6 +44,13 @@ TOPIC_BACKOFF_MAX_MS = 30_000
 RECONNECT_MS = 10_000
 """Longest extra time that workers get to be heard again after the log stood still."""
 
+ENGINE_DEATHS_MAX = 3
+ENGINE_DEATHS_MS = 60_000
+"""An engine that ended so often within this time, for nothing that is to blame, gives its replicas up."""
+
+UNSTABLE_CALM_MS = 600_000
+"""A model that left an unstable engine leaves no other one within this time: it may be the model itself."""
+
 FORGET_WORKER_MS = 600_000
 """A worker that ended this long ago is dropped from the state."""
 

@@ -22,6 +22,7 @@ from scheduler.declarations import (
 )
 from scheduler.devices import device_back, device_lost
 from scheduler.elastic import look_at_loads, work_waiting, worker_load
+from scheduler.engines import engine_lost
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -53,6 +54,7 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
     FoldSettings,
     PartitionReleased,
     ReplicaAnswered,
@@ -169,6 +171,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case DeviceBack():
             device_back(step, record)
             want_rebalance(step)
+        case EngineLost():
+            engine_lost(step, record)
         case SchedulerElected():
             elected(step, record)
         case _:

@@ -157,7 +157,10 @@ def worker_fenced(step: Step, record: WorkerFenced) -> None:
             **_counts(replicas, partitions),
         },
         do_nothing="Its partitions would be worked off by nobody.",
-        facts=(step.fact(worker.joined_offset, "WorkerJoined"),),
+        facts=(
+            step.fact(worker.joined_offset, "WorkerJoined"),
+            step.fact(worker.lost_by.offset, worker.lost_by.kind) if worker.lost_by else None,
+        ),
         moves=_all_moves(worker, replicas, partitions),
         memory=memory_changes(step.state, removed=_states(replicas)),
         took_ms=lost_ms,
@@ -224,6 +227,7 @@ def _lose(step: Step, worker: WorkerState, because: str) -> None:
     assert worker.status == "live", worker
     worker.status = "lost"
     worker.ended_ms = step.now_ms
+    worker.lost_by = LostAt(step.offset, type(step.record).__name__)
     replicas: Dropped = []
     for model in step.state.models.values():
         replicas += _drop_replicas(step, model, worker)

@@ -42,6 +42,8 @@ class PartitionState(Struct):
     owner: ReplicaKey | None = None
     epoch: int = -1
     """sie.cluster offset of the record that caused the assignment; only grows."""
+    asked_offset: int = -1
+    """Of the record at which its owner was asked to give it back; -1: it was not, or is somebody else's since."""
     drained: bool = False
     """Free for good: its model is deleted, and everything in it is worked off."""
 
@@ -54,14 +56,16 @@ def assign(partition: PartitionState, owner: ReplicaKey, epoch: int) -> None:
     assert epoch > partition.epoch, f"epochs only grow: {epoch} after {partition}"
     assert owner.placement_epoch < epoch, f"a replica serves partitions assigned after it was placed: {owner}, {epoch}"
     partition.state = "assigned"
+    partition.asked_offset = -1
     partition.owner = owner
     partition.epoch = epoch
 
 
-def ask_back(partition: PartitionState) -> None:
+def ask_back(partition: PartitionState, offset: int = -1) -> None:
     """ASSIGNED -> RELEASING: the owner finishes what runs, commits, and reports PartitionReleased."""
     assert partition.state == "assigned", f"only an assigned partition is asked back: {partition}"
     partition.state = "releasing"
+    partition.asked_offset = offset
 
 
 def released(partition: PartitionState, worker: str, incarnation: str, epoch: int) -> bool:

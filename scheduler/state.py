@@ -13,7 +13,7 @@ from msgspec import Raw, Struct, field
 
 from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
-from scheduler.limits import LOAD_GRACE_MS
+from scheduler.limits import LOAD_GRACE_MS, UNSTABLE_CALM_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.plans import PlanUnderWay
 from scheduler.rules import PlacementRules
@@ -56,6 +56,37 @@ class LostAt(Struct, frozen=True):
     kind: str
 
 
+class EngineDeath(Struct, frozen=True):
+    """One end of an engine process (see engines.py)."""
+
+    at_ms: int
+    offset: int
+    """Of its EngineLost."""
+    suspects: tuple[str, ...]
+
+
+class EngineState(Struct, frozen=True):
+    """An engine that ended at least once."""
+
+    deaths: tuple[EngineDeath, ...] = ()
+    """The newest ones that nothing explains."""
+    down_since_ms: int = 0
+    """When the newest interruption began."""
+    down_offset: int = -1
+    """Of the EngineLost that began it."""
+
+
+class Down(Struct, frozen=True):
+    """A replica whose engine ended; the worker loads it again."""
+
+    since_ms: int
+    newest_ms: int
+    """Of the newest end: the engine may end again before the replica is back."""
+    offset: int
+    """Of that EngineLost."""
+    cause: str
+
+
 class WorkerState(Struct):
     """The present incarnation of one worker, and the incarnations it replaced."""
 
@@ -94,6 +125,10 @@ class WorkerState(Struct):
     """By device, as of its newest WorkerLoad."""
     load_ms: int = 0
     """When that came."""
+    engines: dict[str, EngineState] = {}
+    """Those that ended, by `device/backend`. Of this incarnation."""
+    lost_by: LostAt | None = None
+    """The record at which it was declared lost."""
 
 
 class ReplicaState(Struct):
@@ -113,6 +148,13 @@ class ReplicaState(Struct):
     """The decision, an undo or a plan, that wants it gone; empty: another reason."""
     planned: bool = False
     """That decision is a plan."""
+    down: Down | None = None
+    """Its engine ended, and it is not back yet. It keeps its partitions."""
+
+    @property
+    def awaited(self) -> bool:
+        """Its worker is to say that it is ready, for the first time or again."""
+        return self.state == "loading" or (self.state == "ready" and self.down is not None)
 
     @property
     def key(self) -> ReplicaKey:
@@ -216,6 +258,8 @@ class ModelState(Struct):
     """Replicas that its load needs, whatever is allowed; 0: not known yet."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
+    unstable_ms: int = -UNSTABLE_CALM_MS
+    """When a replica of it left an unstable engine last."""
     journal: tuple[PlacementChange, ...] = ()
     """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
 
@@ -301,9 +345,13 @@ class ClusterState(Struct):
         return found is not None and found.incarnation == incarnation and found.status == "live"
 
     def load_deadline_ms(self, replica: ReplicaState, load_timeout_ms: int) -> int:
-        """When a loading replica counts as failed, as far as is known now: later, if its worker gets on with others."""
+        """When a replica that is awaited counts as failed, as far as is known now.
+
+        Later, if its worker gets on with others.
+        """
         worker = self.workers.get(replica.worker)
-        since_ms = replica.placed_ms if worker is None else max(replica.placed_ms, worker.progress_ms)
+        since_ms = replica.placed_ms if replica.down is None else replica.down.newest_ms
+        since_ms = since_ms if worker is None else max(since_ms, worker.progress_ms)
         return since_ms + load_timeout_ms + LOAD_GRACE_MS
 
     def takes_work(self, worker: str, incarnation: str) -> bool:

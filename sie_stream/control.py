@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
 from sie_stream.decisions import Decision
 from sie_stream.device_facts import DeviceBack, DeviceLost
+from sie_stream.engine_facts import EngineLost
 from sie_stream.loads import WorkerLoad, WorkWaiting
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
@@ -94,7 +95,7 @@ class ReplicaReady(Struct, frozen=True, tag=True):
     load_ms: int
     warmup_ms: int
     waited_ms: int = 0
-    """In the worker, before its engine was asked to load it: other loads came first."""
+    """In the worker, before its engine was asked to load it: other loads came first, or the engine had died."""
     engine_start_ms: int = 0
     """From there to the beginning of the load: the engine process had to start, or was busy."""
 
@@ -192,6 +193,7 @@ ClusterRecord = (
     | WorkerFenced
     | DeviceLost
     | DeviceBack
+    | EngineLost
     | ReplicaReady
     | ReplicaAnswered
     | ReplicaFailed
