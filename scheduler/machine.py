@@ -182,14 +182,17 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
 def elected(step: Step, record: SchedulerElected) -> None:
     """It wrote this inside a transaction, so it is the only one that can commit decisions."""
     before = step.state.leader
+    silent_ms = step.now_ms - step.state.last_tick_ms if step.state.last_tick_ms else None
+    silence = "" if silent_ms is None else f" Nobody had ticked for {silent_ms} ms."
     step.state.leader = record.scheduler
     step.state.leader_is_new = True
     step.state.settings = record.settings or step.state.settings
     step.decide(
         "scheduler_elected",
         record.scheduler,
-        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.",
+        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.{silence}",
         chosen={"scheduler": record.scheduler, "before": before or "nobody", "release": record.release or "unknown"},
+        took_ms=silent_ms,
     )
 
 

@@ -7,7 +7,7 @@ from scheduler.evidence import memory_changes, went
 from scheduler.life import life_words
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
 from scheduler.partitions import released, worked_off
-from scheduler.state import ModelState, ReplicaState
+from scheduler.state import LostAt, ModelState, ReplicaState
 from scheduler.step import Step
 from sie_stream.control import PartitionReleased, ReplicaAnswered, ReplicaFailed, ReplicaReady
 
@@ -176,6 +176,7 @@ def fail_replica(step: Step, model: ModelState, replica: ReplicaState, code: str
         plan = "It belonged to an older version and is not replaced."
     else:
         model.failures += 1
+        model.lost_at = LostAt(step.offset, type(step.record).__name__)
         if (replica.worker, replica.device) not in model.failed_on:
             model.failed_on = (*model.failed_on, (replica.worker, replica.device))
         plan = _retry_plan(step, model)

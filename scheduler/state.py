@@ -229,7 +229,7 @@ class ModelState(Struct):
     lost_workers: tuple[str, ...] = ()
     """Workers that held a ready replica and were lost; preferred when they come back."""
     lost_at: LostAt | None = None
-    """Why its newest missing replica is missing, when a worker or a device was lost with it."""
+    """Why its newest missing replica is missing, when it failed or a worker or a device was lost with it."""
     wait_until_ms: int = 0
     """A model that still serves waits this long for a lost worker to come back, before a replica goes elsewhere."""
     try_at_ms: int = NEVER_MS

@@ -15,6 +15,7 @@ from sie_stream.cli import (
     demo,
     doctor,
     explain,
+    failures,
     maintenance,
     models,
     replay,
@@ -54,6 +55,7 @@ app.command()(maintenance.drain)
 app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
+app.command()(failures.failures)
 app.add_typer(audit.app, name="audit")
 app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")
