@@ -15,7 +15,9 @@ from sie_stream.control import (
     DeviceLost,
     DrainWorker,
     EngineLost,
+    HoldTopic,
     PartitionReleased,
+    ReleaseTopic,
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
@@ -46,6 +48,8 @@ def asked_by(record: ClusterRecord) -> str:
             | DrainWorker(actor=actor)
             | UncordonWorker(actor=actor)
             | UndoDecision(actor=actor)
+            | HoldTopic(actor=actor)
+            | ReleaseTopic(actor=actor)
         ):
             return actor or "somebody unnamed"
         case WorkerExited():

@@ -40,6 +40,16 @@ class Cordon(Struct, frozen=True):
     actor: str
 
 
+class Hold(Struct, frozen=True):
+    """A topic of which nothing may be removed (see holds.py)."""
+
+    reason: str
+    actor: str
+    since_ms: int
+    offset: int
+    """Of its HoldTopic."""
+
+
 class LostDevice(Struct, frozen=True):
     """A device that its worker reported gone (see devices.py)."""
 
@@ -324,6 +334,8 @@ class ClusterState(Struct):
     workers: dict[str, WorkerState] = field(default_factory=dict)
     cordons: dict[str, Cordon] = field(default_factory=dict)
     """By worker, of any incarnation."""
+    holds: dict[str, Hold] = field(default_factory=dict)
+    """By topic."""
     models: dict[str, ModelState] = field(default_factory=dict)
     topic_widths: dict[str, int] = field(default_factory=dict)
     """{model: width} of every work topic that was ever ensured. A topic never shrinks, and outlives its model."""

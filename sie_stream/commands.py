@@ -41,3 +41,16 @@ class UndoDecision(Struct, frozen=True, tag=True):
 
     decision: str
     actor: str = ""
+
+
+class HoldTopic(Struct, frozen=True, tag=True):
+    """Nothing of this topic is to be removed until ReleaseTopic: a legal hold. `reason` is kept and shown."""
+
+    topic: str
+    reason: str
+    actor: str = ""
+
+
+class ReleaseTopic(Struct, frozen=True, tag=True):
+    topic: str
+    actor: str = ""

@@ -11,7 +11,16 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
+from sie_stream.commands import (
+    ApplyModel,
+    CordonWorker,
+    DeleteModel,
+    DrainWorker,
+    HoldTopic,
+    ReleaseTopic,
+    UncordonWorker,
+    UndoDecision,
+)
 from sie_stream.decisions import Decision
 from sie_stream.device_facts import DeviceBack, DeviceLost
 from sie_stream.engine_facts import EngineLost
@@ -184,6 +193,8 @@ ClusterRecord = (
     | DrainWorker
     | UncordonWorker
     | UndoDecision
+    | HoldTopic
+    | ReleaseTopic
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerLoad
