@@ -17,7 +17,14 @@ HOLDS_MAX = 1_000
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-def hold_topic(step: Step, record: HoldTopic) -> None:
+def change_hold(step: Step, record: HoldTopic | ReleaseTopic) -> None:
+    if isinstance(record, HoldTopic):
+        _hold(step, record)
+    else:
+        _release(step, record)
+
+
+def _hold(step: Step, record: HoldTopic) -> None:
     holds = step.state.holds
     problem = _problem(step, record)
     if problem:
@@ -45,7 +52,7 @@ def hold_topic(step: Step, record: HoldTopic) -> None:
     )
 
 
-def release_topic(step: Step, record: ReleaseTopic) -> None:
+def _release(step: Step, record: ReleaseTopic) -> None:
     found = step.state.holds.pop(record.topic, None)
     if found is None:
         hint = did_you_mean(record.topic[:VALUE_CHARS_MAX], list(step.state.holds))

@@ -23,7 +23,7 @@ from scheduler.declarations import (
 from scheduler.devices import device_back, device_lost
 from scheduler.elastic import look_at_loads, work_waiting, worker_load
 from scheduler.engines import engine_lost
-from scheduler.holds import hold_topic, release_topic
+from scheduler.holds import change_hold
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -174,10 +174,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case DeviceBack():
             device_back(step, record)
             want_rebalance(step)
-        case HoldTopic():
-            hold_topic(step, record)
-        case ReleaseTopic():
-            release_topic(step, record)
+        case HoldTopic() | ReleaseTopic():
+            change_hold(step, record)
         case EngineLost():
             engine_lost(step, record)
         case SchedulerElected():

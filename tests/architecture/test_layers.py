@@ -15,7 +15,12 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ids", frozenset({"ids", "deadline"})),
     (
         "records and errors",
-        frozenset({"errors", "records", "commands", "control", "decisions", "device_facts", "loads", "problems"}),
+        frozenset(
+            {
+                *("errors", "records", "commands", "control", "decisions", "problems"),
+                *("device_facts", "engine_facts", "loads"),
+            }
+        ),
     ),
     ("decisions", frozenset()),
     ("ports and loop", frozenset({"ports", "loop"})),

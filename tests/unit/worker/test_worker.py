@@ -10,7 +10,6 @@ from gpu_worker.facts import Commit
 from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_deadletter, decode_raw_output, decode_result
 from sie_stream.control import (
-    EngineLost,
     PartitionReleased,
     ReplicaFailed,
     ReplicaReady,
@@ -23,7 +22,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
-from tests.unit.worker.rig import DEVICE, Rig, World, launch_of, serving, work_item
+from tests.unit.worker.rig import Rig, World, launch_of, serving, work_item
 
 
 def test_answers_with_everything_the_result_depended_on() -> None:
@@ -414,36 +413,7 @@ def test_an_engine_killed_from_outside_costs_nobody_an_answer() -> None:
     rig.engines.kill(next(iter(rig.machine.state.engines)))
     rig.run_until(lambda: len(world.results()) == 40)
     assert {result.status for result in world.results().values()} == {"ok"}
-    (lost,) = world.reports(EngineLost)
-    assert isinstance(lost, EngineLost)
-    assert (lost.device, lost.backend, lost.cause) == (DEVICE, "sim", "SIGKILL")
-    assert [one.model for one in lost.models] == ["m"]
-    assert lost.requests == len(lost.suspects) > 0
-    assert lost.given_up == ()
     assert len(world.reports(ReplicaReady)) == 2  # it is back
-
-
-def test_the_request_that_kills_the_engine_is_named_when_it_is_given_up() -> None:
-    world, rig = serving(EngineScript(kills={"bad"}))
-    world.send(work_item("a"), work_item("bad"), work_item("b"))
-    rig.run_until(lambda: len(world.results()) == 3)
-    deaths = [one for one in world.reports(EngineLost) if isinstance(one, EngineLost)]
-    assert len(deaths) >= 2
-    assert all("bad" in one.suspects for one in deaths)
-    assert [one.given_up for one in deaths[:-1]] == [()] * (len(deaths) - 1)
-    assert deaths[-1].given_up == ("bad",)
-
-
-def test_a_model_whose_load_kills_the_engine_is_named_when_it_fails() -> None:
-    world = World()
-    rig = Rig(world, script=EngineScript(kills_loading={"m"}))
-    world.place(world.add_model("m"))
-    rig.run_until(lambda: world.reports(ReplicaFailed), 30_000)
-    deaths = [one for one in world.reports(EngineLost) if isinstance(one, EngineLost)]
-    assert [(one.suspects, one.given_up) for one in deaths[-2:]] == [
-        (("load:m",), ()),
-        (("load:m",), ("load:m",)),
-    ]
 
 
 def test_suspects_of_a_released_partition_are_left_to_the_next_owner() -> None:
