@@ -241,14 +241,14 @@ def _settle(step: Step, model: ModelState) -> None:
         asked = tuple(p for p in moves.ask_back if p.owner is not None and step.state.live(*p.owner[:2]))
         for partition in asked:
             ask_back(partition, step.offset)
-        asked_at = tuple(dict.fromkeys(partition.asked_offset for partition, _ in moves.assign))
+        freed_by = tuple(dict.fromkeys(partition.freed_by for partition, _ in moves.assign))
         for partition, owner in moves.assign:
             assign(partition, owner, step.offset)
         if moves.assign and serving[0].generation == model.generation:
             model.timings_ms.setdefault("assigned", step.now_ms)
         if moves.assign or asked:
             step.touch("placements", model.model)
-            _say_moves(step, model, moves.assign, asked, asked_at)
+            _say_moves(step, model, moves.assign, asked, freed_by)
     _retire(step, model)
     if model.working_off:
         drop_if_over(step, model)
@@ -334,11 +334,11 @@ def _say_moves(
     model: ModelState,
     given: tuple[tuple[PartitionState, ReplicaKey], ...],
     asked_back: tuple[PartitionState, ...],
-    asked_at: tuple[int, ...],
+    freed_by: tuple[int, ...],
 ) -> None:
     """One decision for all assignments of this step, one for all requests to release.
 
-    asked_at: offsets of the records at which those that are given had been asked back.
+    freed_by: offsets of the records by which those that are given had been asked back, or had lost their owner.
     """
     if given:
         by_owner: dict[str, list[str]] = {}
@@ -350,7 +350,7 @@ def _say_moves(
             "They were free (new, released, or their owner is fenced), and these replicas are ready.",
             chosen={worker: ", ".join(numbers) for worker, numbers in by_owner.items()},
             do_nothing="Their requests would wait.",
-            facts=tuple(step.fact(offset, "cause of their being asked back") for offset in asked_at),
+            facts=tuple(step.fact(offset, "cause of their being free") for offset in freed_by),
             moves=partition_moves(model.model, by_owner, "given"),
         )
     if asked_back:

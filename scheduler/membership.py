@@ -293,7 +293,8 @@ def _forget_holdings(step: Step, worker: WorkerState) -> tuple[Dropped, Freed]:
     freed: Freed = {}
     for model in step.state.models.values():
         replicas += _drop_replicas(step, model, worker)
-        mine = [str(p.partition) for p in model.partitions if owner_gone(p, worker.worker, worker.incarnation)]
+        who = (worker.worker, worker.incarnation)
+        mine = [str(p.partition) for p in model.partitions if owner_gone(p, *who, step.offset)]
         if mine:
             freed[model.model] = mine
             step.touch("placements", model.model)

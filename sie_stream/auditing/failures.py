@@ -90,11 +90,16 @@ def failures_of(decisions: Sequence[Decision]) -> list[Failure]:
     told: set[str] = set()
     found: list[Failure] = []
     for root in ordered:
-        if root.kind in ROOTS and root.decision not in told:
+        if root.kind in ROOTS and root.decision not in told and not _is_first_leader(root):
             chain = chain_of(ordered, root)
             told.update(decision.decision for decision in chain)
             found.append(Failure(root, chain))
     return found
+
+
+def _is_first_leader(root: Decision) -> bool:
+    """The election that begins an installation follows no failure."""
+    return root.kind == "scheduler_elected" and root.chosen.get("before") == "nobody"
 
 
 def taken_by(failure: Failure) -> list[Taken]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from sie_stream.auditing.failures import AnswerSearch, Failure, chain_of, failures_of
 from sie_stream.cli.failures import as_json, concerns, lines
-from sie_stream.control import DeviceLost, WorkerExited
+from sie_stream.control import ApplyModel, DeviceLost, WorkerExited
 from sie_stream.decisions import Decision
 from sie_stream.records import Provenance, Result, Timings, Usage
-from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
+from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
 from tests.unit.scheduler.scenarios import SCENARIOS
 
 
@@ -34,6 +34,20 @@ def test_a_lost_worker_leads_to_the_fence_to_new_owners_and_to_what_was_loaded_e
     assert failure.after_ms("worker_fenced") == 100
     assert failure.after_ms("replica_ready") == 40
     assert failure.after_ms("device_back") is None
+
+
+def test_partitions_that_wait_for_a_replica_placed_before_the_loss_belong_to_it() -> None:
+    cluster = running()
+    cluster.append(joined("w2", "c"))
+    holder = cluster.model().replicas[0]
+    cluster.append(ApplyModel(Raw(spec_json(replicas={"min": 2, "max": 2}))))
+    offset = len(cluster.log)
+    cluster.fence(cluster.append(WorkerExited(holder.worker, holder.incarnation, -9, "up")))
+    assert cluster.owners() == {}
+    cluster.make_ready()
+    (failure,) = [one for one in failures_of(decisions(cluster.commands)) if one.root.kind == "worker_lost"]
+    assert failure.root.cause_offset == offset
+    assert "partitions_assigned" in [decision.kind for decision in failure.chain]
 
 
 def test_what_has_nothing_to_do_with_it_is_not_in_the_chain() -> None:
@@ -70,7 +84,7 @@ def test_a_change_of_leader_tells_how_long_nobody_led() -> None:
     cluster.lead()
     cluster.now_ms += 1_700
     cluster.lead("s1")
-    *_, failure = failures_of(decisions(cluster.commands))
+    (failure,) = failures_of(decisions(cluster.commands))
     assert (failure.root.kind, failure.root.took_ms) == ("scheduler_elected", 1_700)
 
 
