@@ -8,12 +8,13 @@ batch of its own, as many as it runs at once. Expired items never start.
 from __future__ import annotations
 
 from gpu_worker.backends.base import EngineInput
+from gpu_worker.engine_ends import on_engine_ended
 from gpu_worker.engine_port import BatchCompleted
 from gpu_worker.facts import SubmitBatch
 from gpu_worker.outcomes import Turn
 from gpu_worker.queues import is_expired, ready_on
-from gpu_worker.replicas import check_load_timeout, next_to_load, reload_after_death, start_load, stop_engine
-from gpu_worker.retries import ENGINE_TIMEOUT, abandon, engine_lost, finish, runs_of
+from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, stop_engine
+from gpu_worker.retries import ENGINE_TIMEOUT, abandon, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.worker_state import WorkerState
 
@@ -173,8 +174,7 @@ def check_timeouts(state: WorkerState, engine: Engine) -> None:
 
 def _give_up(state: WorkerState, engine: Engine, reason: str) -> None:
     stop_engine(state, engine, reason)
-    engine_lost(state, engine, ENGINE_TIMEOUT, reason)
-    reload_after_death(state, engine, reason)
+    on_engine_ended(state, engine, ENGINE_TIMEOUT, reason, reason)
 
 
 def running_ms(state: WorkerState, engine: Engine) -> float:

@@ -13,6 +13,7 @@ from gpu_worker import commits, partitions
 from gpu_worker.admission import admit, admit_backlogs
 from gpu_worker.back_pressure import apply_back_pressure
 from gpu_worker.batching import FAST_BATCH_MS, end_expired, next_finish_ms, on_batch_completed, run_engine
+from gpu_worker.engine_ends import on_engine_ended
 from gpu_worker.engine_port import (
     BatchCompleted,
     BatchFailed,
@@ -42,8 +43,8 @@ from gpu_worker.facts import (
 )
 from gpu_worker.outcomes import Outcomes
 from gpu_worker.pacing import CommitPacer
-from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, reload_after_death
-from gpu_worker.retries import on_batch_failed, on_engine_died
+from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded
+from gpu_worker.retries import POISON, on_batch_failed
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import DeviceBack, DeviceLost, WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
 from sie_stream.settings import Settings
@@ -163,8 +164,8 @@ class WorkerMachine:
                 engine_of(state, event.engine).finished_at = state.at_ms
             case EngineDied():
                 engine = engine_of(state, event.engine)
-                on_engine_died(state, engine, event)
-                reload_after_death(state, engine, event.cause)
+                message = f"the engine process ended ({event.cause})"
+                on_engine_ended(state, engine, POISON, message, event.cause)
             case DeviceFailed():
                 identity = state.identity
                 lost = DeviceLost(identity.worker, identity.incarnation, event.device, event.cause)

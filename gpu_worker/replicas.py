@@ -97,7 +97,7 @@ def on_loaded(state: WorkerState, event: ModelLoaded) -> None:
 
 
 def _become_ready(state: WorkerState, replica: Replica) -> None:
-    """Prepare its results and say so, unless that was said before (a reload after an engine's death is our affair)."""
+    """Prepare its results and say so, unless that was said before."""
     try:
         replica.finisher = state.outcomes.finisher(replica, engine_of(state, replica.engine).versions)
     except Stage2Refused as refusal:
@@ -165,6 +165,8 @@ def reload_after_death(state: WorkerState, engine: Engine, cause: str) -> None:
     for replica in state.replicas.values():
         if replica.engine == engine.key and replica.state == "ready":
             replica.state = "waiting"
+            replica.listed_at = state.at_ms
+            replica.reported = False  # the scheduler knows that it is down, and wants to know when it is back
             engine.to_load.append(replica)
 
 

@@ -96,7 +96,7 @@ class Replica:
     memory_bytes: int = 0
     weights_digest: str = ""
     listed_at: float = NEVER
-    """When the row that placed it was read."""
+    """When the row that placed it was read, or its engine died."""
     waited_ms: int = 0
     """From there to the order to load it."""
     engine_start_ms: int = 0

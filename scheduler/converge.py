@@ -47,7 +47,7 @@ def model_due_ms(state: ClusterState, model: ModelState, load_timeout_ms: int) -
     """When a tick has to look at this model next; NEVER_MS when only a fact can change anything."""
     due = min(model.delete_at_ms, model.give_up_at_ms, model.topic_due_ms)
     for replica in model.replicas:
-        if replica.state == "loading":
+        if replica.awaited:
             due = min(due, state.load_deadline_ms(replica, load_timeout_ms))
     if _missing(model) > 0:
         due = min(due, model.try_at_ms)
@@ -241,14 +241,15 @@ def _settle(step: Step, model: ModelState) -> None:
         # A lost worker cannot answer: its partitions wait for the fence.
         asked = tuple(p for p in moves.ask_back if p.owner is not None and step.state.live(*p.owner[:2]))
         for partition in asked:
-            ask_back(partition)
+            ask_back(partition, step.offset)
+        freed_by = tuple(dict.fromkeys(partition.freed_by for partition, _ in moves.assign))
         for partition, owner in moves.assign:
             assign(partition, owner, step.offset)
         if moves.assign and serving[0].generation == model.generation:
             model.timings_ms.setdefault("assigned", step.now_ms)
         if moves.assign or asked:
             step.touch("placements", model.model)
-            _say_moves(step, model, moves.assign, asked)
+            _say_moves(step, model, moves.assign, asked, freed_by)
     _retire(step, model)
     if model.working_off:
         drop_if_over(step, model)
@@ -350,8 +351,12 @@ def _say_moves(
     model: ModelState,
     given: tuple[tuple[PartitionState, ReplicaKey], ...],
     asked_back: tuple[PartitionState, ...],
+    freed_by: tuple[int, ...],
 ) -> None:
-    """One decision for all assignments of this step, one for all requests to release."""
+    """One decision for all assignments of this step, one for all requests to release.
+
+    freed_by: offsets of the records by which those that are given had been asked back, or had lost their owner.
+    """
     if given:
         by_owner: dict[str, list[str]] = {}
         for partition, owner in given:
@@ -362,6 +367,7 @@ def _say_moves(
             "They were free (new, released, or their owner is fenced), and these replicas are ready.",
             chosen={worker: ", ".join(numbers) for worker, numbers in by_owner.items()},
             do_nothing="Their requests would wait.",
+            facts=tuple(step.fact(offset, "cause of their being free") for offset in freed_by),
             moves=partition_moves(model.model, by_owner, "given"),
         )
     if asked_back:

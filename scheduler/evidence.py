@@ -14,7 +14,10 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
+    HoldTopic,
     PartitionReleased,
+    ReleaseTopic,
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
@@ -51,6 +54,8 @@ def asked_by(record: ClusterRecord) -> str:
             | UndoDecision(actor=actor)
             | StartRollout(actor=actor)
             | RolloutOrder(actor=actor)
+            | HoldTopic(actor=actor)
+            | ReleaseTopic(actor=actor)
         ):
             return actor or "somebody unnamed"
         case VariantWindow():
@@ -68,6 +73,7 @@ def asked_by(record: ClusterRecord) -> str:
             | WorkerLeft()
             | DeviceLost()
             | DeviceBack()
+            | EngineLost()
             | ReplicaReady()
             | ReplicaAnswered()
             | ReplicaFailed()
@@ -96,6 +102,16 @@ def came(model: str, replica: ReplicaState, source: str = "") -> Move:
 def went(model: str, replica: ReplicaState) -> Move:
     """The replica is listed no more."""
     return Move(model, "replica", seat(replica), "")
+
+
+def stopped(model: str, replica: ReplicaState) -> Move:
+    """The replica is listed still, and does not answer for now."""
+    return Move(model, "service", seat(replica), "")
+
+
+def resumed(model: str, replica: ReplicaState) -> Move:
+    """It answers again."""
+    return Move(model, "service", "", seat(replica))
 
 
 def partition_moves(model: str, by_worker: dict[str, list[str]], verb: str) -> tuple[Move, ...]:

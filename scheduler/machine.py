@@ -21,6 +21,8 @@ from scheduler.declarations import (
 )
 from scheduler.devices import device_back, device_lost
 from scheduler.elastic import look_at_loads, work_waiting, worker_load
+from scheduler.engines import engine_lost
+from scheduler.holds import change_hold
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -54,8 +56,11 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
     FoldSettings,
+    HoldTopic,
     PartitionReleased,
+    ReleaseTopic,
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
@@ -81,7 +86,16 @@ from sie_stream.control import (
 from sie_stream.settings import Settings
 
 Command = (
-    ApplyModel | StartRollout | RolloutOrder | DeleteModel | CordonWorker | DrainWorker | UncordonWorker | UndoDecision
+    ApplyModel
+    | StartRollout
+    | RolloutOrder
+    | DeleteModel
+    | CordonWorker
+    | DrainWorker
+    | UncordonWorker
+    | UndoDecision
+    | HoldTopic
+    | ReleaseTopic
 )
 
 
@@ -171,6 +185,8 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case DeviceBack():
             device_back(step, record)
             want_rebalance(step)
+        case EngineLost():
+            engine_lost(step, record)
         case SchedulerElected():
             elected(step, record)
         case _:
@@ -197,6 +213,10 @@ def obey(step: Step, command: Command) -> None:
             want_rebalance(step)
         case UndoDecision():
             undo_decision(step, command)
+        case HoldTopic() | ReleaseTopic():
+            change_hold(step, command)
+        case HoldTopic() | ReleaseTopic():
+            change_hold(step, command)
         case _:
             assert_never(command)
 
@@ -204,14 +224,17 @@ def obey(step: Step, command: Command) -> None:
 def elected(step: Step, record: SchedulerElected) -> None:
     """It wrote this inside a transaction, so it is the only one that can commit decisions."""
     before = step.state.leader
+    silent_ms = step.now_ms - step.state.last_tick_ms if step.state.last_tick_ms else None
+    silence = "" if silent_ms is None else f" Nobody had ticked for {silent_ms} ms."
     step.state.leader = record.scheduler
     step.state.leader_is_new = True
     step.state.settings = record.settings or step.state.settings
     step.decide(
         "scheduler_elected",
         record.scheduler,
-        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.",
+        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.{silence}",
         chosen={"scheduler": record.scheduler, "before": before or "nobody", "release": record.release or "unknown"},
+        took_ms=silent_ms,
     )
 
 

@@ -62,3 +62,16 @@ class RolloutOrder(Struct, frozen=True, tag=True):
     order: Literal["pause", "resume", "promote", "abort", "undo"]
     variant: str = "canary"
     actor: str = ""
+
+
+class HoldTopic(Struct, frozen=True, tag=True):
+    """Nothing of this topic is to be removed until ReleaseTopic: a legal hold. `reason` is kept and shown."""
+
+    topic: str
+    reason: str
+    actor: str = ""
+
+
+class ReleaseTopic(Struct, frozen=True, tag=True):
+    topic: str
+    actor: str = ""

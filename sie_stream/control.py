@@ -16,6 +16,8 @@ from sie_stream.commands import (
     CordonWorker,
     DeleteModel,
     DrainWorker,
+    HoldTopic,
+    ReleaseTopic,
     RolloutOrder,
     StartRollout,
     UncordonWorker,
@@ -23,6 +25,7 @@ from sie_stream.commands import (
 )
 from sie_stream.decisions import Decision
 from sie_stream.device_facts import DeviceBack, DeviceLost
+from sie_stream.engine_facts import EngineLost
 from sie_stream.loads import WorkerLoad, WorkWaiting
 from sie_stream.rollout_records import GoldenRequest, RoutesHeld, VariantRow, VariantRule, VariantWindow
 
@@ -104,7 +107,7 @@ class ReplicaReady(Struct, frozen=True, tag=True):
     load_ms: int
     warmup_ms: int
     waited_ms: int = 0
-    """In the worker, before its engine was asked to load it: other loads came first."""
+    """In the worker, before its engine was asked to load it: other loads came first, or the engine had died."""
     engine_start_ms: int = 0
     """From there to the beginning of the load: the engine process had to start, or was busy."""
 
@@ -197,6 +200,8 @@ ClusterRecord = (
     | RolloutOrder
     | VariantWindow
     | RoutesHeld
+    | HoldTopic
+    | ReleaseTopic
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerLoad
@@ -206,6 +211,7 @@ ClusterRecord = (
     | WorkerFenced
     | DeviceLost
     | DeviceBack
+    | EngineLost
     | ReplicaReady
     | ReplicaAnswered
     | ReplicaFailed

@@ -16,6 +16,7 @@ from sie_stream.cli import (
     demo_canary,
     doctor,
     explain,
+    failures,
     maintenance,
     models,
     replay,
@@ -57,6 +58,7 @@ app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
 app.add_typer(rollout.app, name="rollout")
+app.command()(failures.failures)
 app.add_typer(audit.app, name="audit")
 app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")

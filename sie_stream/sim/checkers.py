@@ -16,6 +16,7 @@ from schemas.codec import (
     decode_row,
     decode_work,
 )
+from sie_stream.auditing.owners import owners_of
 from sie_stream.control import ClusterRecord, PlacementRow, RouteRow
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.offset_metadata import METADATA_CHARS_MAX, decode
@@ -280,6 +281,18 @@ class Checkers:
             if request_id not in self.terminal:
                 raise Violation(f"a copy of {request_id}, which has no terminal record")
         self._refolded(refold)
+        self._owned_by_one()
+
+    def _owned_by_one(self) -> None:
+        """What the topics alone say about owners, as the chaos tests ask it of real ones."""
+        visible = self.world.log.visible
+        owners = owners_of(
+            ((one.offset, one.timestamp_ms, decode_cluster(one.value)) for one in visible(self.names.cluster)),
+            (decode_row(one.value, PlacementRow) for one in visible(self.names.placements) if one.value is not None),
+            (decode_result(one.value) for one in visible(self.names.results)),
+        )
+        if owners.violations:
+            raise Violation(f"owners: {owners.violations[:8]}")
 
     def _refolded(self, refold: Refold) -> None:
         """A fresh scheduler that reads the whole control log says what was said, byte for byte."""

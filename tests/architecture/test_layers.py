@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "control",
                 "decisions",
                 "device_facts",
+                "engine_facts",
                 "loads",
                 "rollout_records",
                 "problems",

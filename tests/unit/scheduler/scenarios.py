@@ -18,9 +18,11 @@ from sie_stream.control import (
     ClusterRecord,
     Decision,
     DeleteModel,
+    EngineLost,
     ReplicaFailed,
     WorkerExited,
 )
+from sie_stream.engine_facts import EngineModel
 from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
 from tests.unit.scheduler.rolling import ALIVE, UNIT, Rolling, answered
 
@@ -77,6 +79,26 @@ def worker_killed() -> Cluster:
     cluster.append(joined("w0", "c"))
     cluster.make_ready("risk")
     cluster.release("risk")
+    return cluster
+
+
+def engine_killed() -> Cluster:
+    """An engine is killed for memory three times: its model is shown as loading meanwhile, and moves in the end."""
+    cluster = two_workers()
+    alive = (("w0", "a"), ("w1", "b"))
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.make_ready()
+    for number in range(3):
+        cluster.wait(500, alive)
+        (replica,) = cluster.model().replicas
+        loaded = (EngineModel("churn", "1.0.0", replica.placement_epoch),)
+        at = (replica.worker, replica.incarnation, replica.device)
+        cluster.append(EngineLost(*at, "sklearn", "SIGKILL (out of memory)", loaded, 1, (f"r{number}",)))
+        cluster.now_ms += 800
+        cluster.make_ready()
+    cluster.wait(1_000, alive)
+    cluster.make_ready()
+    cluster.release()
     return cluster
 
 
@@ -229,6 +251,7 @@ SCENARIOS: dict[str, Callable[[], Cluster]] = {
     for made in (
         apply,
         worker_killed,
+        engine_killed,
         worker_paused,
         new_version,
         new_version_without_room,
