@@ -19,6 +19,7 @@ from scheduler.solver.classes import Folded, Seat, fold, place_of
 from scheduler.solver.constraints import tier_conflict
 from scheduler.solver.cpsat import SOLVER, minimise
 from scheduler.solver.explain import why_not
+from scheduler.solver.floor import least
 from scheduler.solver.greedy import greedy
 from scheduler.solver.ledger import Ledger, keep
 from scheduler.solver.model import PERMILLE, Assignment, Plan, Problem, Scope, Unplaceable
@@ -50,6 +51,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 FOR_FLEET = Limits(exact_work=2_000_000)
 FOR_CHANGE = Limits(exact_work=20_000, bound_work=8_000, window_work=8_000, windows_max=2, gap_permille=20)
+LOOK_MAX = 8
+"""Free replicas up to which the greedy answer is often the best and quickly known to be."""
 COUNTED = ("programs", "work", "variables", "rows", "widenings", "free", "devices_seen")
 
 
@@ -80,6 +83,9 @@ class Search:
         folded = self.folded
         fixed = self._fixed(free)
         self._start(free, ())
+        bound = cost_without(folded, self.seats, free) + least(folded, fixed, free) if len(free) <= LOOK_MAX else 0
+        if bound >= self.cost:
+            return self.cost
         options = sum(len(folded.kinds[kind].sizes) for kind in sorted({folded.kind[number] for number in free}))
         if len(free) <= self.limits.exact_free_max or options * len(folded.usable) <= seats_max:
             devices = candidates(folded, fixed, free, self.seats)
