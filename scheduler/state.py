@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct, field
 
+from scheduler.busy import Busy
 from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
@@ -204,6 +205,8 @@ class ModelState(Struct):
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    busy: Busy = Busy()
+    """How busy it keeps its devices."""
     sla_missed: tuple[str, ...] = ()
     """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
     sla_streak: dict[str, int] = {}

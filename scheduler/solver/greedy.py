@@ -40,7 +40,7 @@ def greedy(folded: Folded, start: Sequence[Seat | None], options: Sequence[int] 
     if folded.objective.packing == "binpack" and len(waiting) >= FILL_MIN:
         special = [number for number in largest if not is_plain(folded, number)]
         found.append(best_fit(folded, fill(folded, best_fit(folded, start, special), options), largest))
-    return min(found, key=lambda seats: total(evaluate(folded, seats)))
+    return found[0] if len(found) == 1 else min(found, key=lambda seats: total(evaluate(folded, seats)))
 
 
 def _largest_first(folded: Folded, number: int) -> tuple[int, int, int, int]:

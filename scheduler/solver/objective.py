@@ -49,7 +49,8 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     terms["same_server"] = sum(
         server_cost(folded, version) * (count - 1) for (version, _), count in on_server.items() if count > 1
     )
-    terms["load"] = sum(load_cost(folded, percent) for percent in load)
+    allowed = folded.objective.load_free
+    terms["load"] = folded.objective.load * sum(percent - allowed for percent in load if percent > allowed)
     _add_devices(folded, holding, terms)
     return terms
 

@@ -154,6 +154,10 @@ class Board:
     def running(self, station: int) -> float:
         return float(self._running[station])
 
+    def busy(self) -> np.ndarray:
+        """By device, the share of its time that engines compute: in the last step, 1 at most."""
+        return np.minimum(1.0, np.bincount(self.device[self._index], self._busy[self._index], minlength=self._devices))
+
     def waits_for(self, model: int) -> float:
         """Requests of the model that no station has."""
         return sum(count for _, count in self._homeless[model])

@@ -179,7 +179,7 @@ def _population(scenario: Scenario, data: Path | None, seed: int) -> Population:
 def _policy(scenario: Scenario, name: str, population: Population, seed: int, beat: Callable[[], None]) -> Policy:
     devices = device_count(scenario.fleet)
     if name == OURS:
-        settings = settings_from({"placement_packing": "binpack", **scenario.settings})
+        settings = settings_from({"placement_packing": "binpack", "rebalance_policy": "always", **scenario.settings})
         board = Board(population, devices, scenario.step_ms, LOG_MS, seed, failover=True)
         return FoldPolicy(scenario, population, board, settings, beat)
     board = Board(population, devices, scenario.step_ms, PIPELINE_MS, seed, failover=False)

@@ -2,8 +2,8 @@
 
 Every field has a default. Errors name the field, its value, what is allowed and the nearest spelling. A scenario and a
 seed are one world. One worker per server (`workers = "per-server"`) reports all GPUs of its server, as a worker host
-with one engine process per device does; losing one GPU then costs a restart of the host without it. With `"per-gpu"`
-each GPU has a host of its own, so that losing one GPU is losing one worker. The fold supports both.
+with one engine process per device does; with `"per-gpu"` each GPU has a host of its own. A lost GPU is reported by its
+host, which goes on. The fold supports both.
 """
 
 from __future__ import annotations
