@@ -22,15 +22,18 @@ def least(folded: Folded, fixed: Ledger, free: Sequence[int]) -> int:
     by_kind: dict[int, list[int]] = {}
     for number in free:
         by_kind.setdefault(folded.kind[number], []).append(number)
-    return sum(len(members) * _cheapest(folded, fixed, kind, members, apart) for kind, members in by_kind.items())
+    return sum(_cheapest(folded, fixed, kind, members, apart) for kind, members in by_kind.items())
 
 
 def _cheapest(folded: Folded, fixed: Ledger, kind: int, members: Sequence[int], apart: bool) -> int:
-    """Of a seat, or of leaving it out. 0 for what runs somewhere, and for what takes several devices."""
+    """Of seats for all of them, no two on one worker when they are `apart`, or of leaving them out.
+
+    0 for what runs somewhere, and for what takes several devices.
+    """
     table = folded.kinds[kind]
     if table.demand.tensor_parallel_size > 1 or any(folded.current[number] is not None for number in members):
         return 0
-    costs = [table.unplaced_cost]
+    by_worker: dict[int, int] = {}
     for device, group in enumerate(folded.device_class):
         options = [o for o in table.fits[group] if folded.weight(kind, o, device) <= fixed.free[device]]
         if not options or not fixed.admits(members[0], device):
@@ -40,8 +43,11 @@ def _cheapest(folded: Folded, fixed: Ledger, kind: int, members: Sequence[int], 
         )
         around = beside + _opening(folded, fixed, device, apart) + cold_cost(folded, kind, device)
         around += fixed.load_cost(kind, device)
-        costs.append(around + min(seat_cost(folded, kind, option, device) for option in options))
-    return min(costs)
+        cost = around + min(seat_cost(folded, kind, option, device) for option in options)
+        worker = folded.worker[device]
+        by_worker[worker] = min(cost, by_worker.get(worker, table.unplaced_cost))
+    costs = sorted(by_worker.values()) + [table.unplaced_cost] * len(members)
+    return sum(costs[: len(members)]) if apart else costs[0] * len(members)
 
 
 def _opening(folded: Folded, fixed: Ledger, device: int, apart: bool) -> int:

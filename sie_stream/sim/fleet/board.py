@@ -148,6 +148,11 @@ class Board:
         self.seen.add(index, got, done, occupied * self.step_ms, p99)
         self._memory()
 
+    def count_from_here(self) -> None:
+        """What was counted so far is forgotten; what is in the system now is carried over."""
+        self.tally = Tally(len(self.population.names))
+        self.tally.carried = self.in_system()
+
     def waiting(self, station: int) -> float:
         return sum(count for _, count in self._queues.get(station, ()))
 

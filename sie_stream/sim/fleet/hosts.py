@@ -196,7 +196,9 @@ class Hosts:
     def lose(self, worker: SimWorker, device: int) -> None:
         """One GPU is gone, with what its engines had in work; the host goes on."""
         for model, held in self._held.items():
-            for holding in [h for h, r in held.items() if h[0] == worker.name and self._board.device[r.station] == device]:
+            for holding in [
+                h for h, r in held.items() if h[0] == worker.name and self._board.device[r.station] == device
+            ]:
                 self._unload(model, holding, killed=True)
 
     def pause(self, worker: SimWorker, paused: bool) -> None:

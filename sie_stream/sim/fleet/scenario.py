@@ -68,6 +68,8 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     hours: float = 1.0
     step_ms: int = 1_000
+    settle_minutes: float = 0.0
+    """Traffic before anything is counted, and before the first fault: what depends on how the fleet began is over."""
     fleet: Fleet = Fleet()
     models: Models = Models()
     traffic: Traffic = Traffic()
@@ -79,6 +81,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
 BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("hours", 0.01, 24 * 31),
     ("step_ms", 100, 10_000),
+    ("settle_minutes", 0, 1_440),
     ("fleet.servers", 1, 1_000),
     ("fleet.gpus", 1, 16),
     ("fleet.memory_mb", 1_024, 1 << 20),
