@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct, field
 
-from scheduler.busy import Busy
 from scheduler.autoscale import ScalePolicy, ScaleState
+from scheduler.busy import Busy
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import LOAD_GRACE_MS
 from scheduler.partitions import PartitionState, ReplicaKey

@@ -222,7 +222,7 @@ class FoldPolicy:
         self.events.after(EXIT_SEEN_MS, lambda: self._say(exited))
 
     def _lose_gpu(self, fault: Hit) -> None:
-        """Its host goes on and says so; and again when the GPU is repaired. A new life of the host finds it in order."""
+        """Its host goes on and says so, and again when it is repaired. A new life of the host has it in order."""
         worker = next(w for w in self._workers.values() if fault.target in w.devices)
         if not worker.up or worker.paused or fault.target in worker.lost:
             return
