@@ -45,18 +45,21 @@ class Limits(Struct, frozen=True, kw_only=True):
     windows_max: int = 24
     gap_permille: int = 10
     """Near enough to the bound to stop."""
+    look_max: int = 8
+    """Free replicas up to which a bound in one look is tried before any program is built."""
     widenings: tuple[int, ...] = (6, 24)
     """Devices per unplaced replica whose contents are freed, step by step."""
 
 
 FOR_FLEET = Limits(exact_work=2_000_000)
-FOR_CHANGE = Limits(exact_work=20_000, bound_work=8_000, window_work=8_000, windows_max=2, gap_permille=20)
+FOR_CHANGE = Limits(exact_work=20_000, bound_work=8_000, window_work=8_000, windows_max=2, gap_permille=20, look_max=64)
 REBALANCED_WHOLE_MAX = 64
 """Replicas of a fleet of which a rebalance looks at every placement."""
 PARTS = 6
 """Windows of a rebalance of a larger one."""
-LOOK_MAX = 8
-"""Free replicas up to which the greedy answer is often the best and quickly known to be."""
+LOOK_EXACT_MAX = 8
+"""Free replicas up to which the greedy answer is taken only when it is known to be the best; of more, when it is near.
+"""
 COUNTED = ("programs", "work", "variables", "rows", "widenings", "free", "devices_seen")
 
 
@@ -88,9 +91,11 @@ class Search:
         folded = self.folded
         fixed = self._fixed(free)
         self._start(free, ())
-        bound = cost_without(folded, self.seats, free) + least(folded, fixed, free) if len(free) <= LOOK_MAX else 0
-        if bound >= self.cost:
-            return self.cost
+        if len(free) <= self.limits.look_max:
+            bound = cost_without(folded, self.seats, free) + least(folded, fixed, free)
+            near = self.limits.gap_permille if len(free) > LOOK_EXACT_MAX else 0
+            if (self.cost - bound) * PERMILLE <= near * bound:
+                return min(bound, self.cost)
         options = sum(len(folded.kinds[kind].sizes) for kind in sorted({folded.kind[number] for number in free}))
         if len(free) <= self.limits.exact_free_max or options * len(folded.usable) <= seats_max:
             devices = candidates(folded, fixed, free, self.seats)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 
 import msgspec
 
@@ -73,7 +73,7 @@ class FoldPolicy:
         self.decisions: dict[str, int] = {}
         """By kind."""
         self.step_s: list[tuple[float, bool]] = []
-        """Wall time of each step that decided something, and whether the solver ran. Not part of the digest."""
+        """CPU time of each step that decided something, and whether the solver ran. Not part of the digest."""
         self._scenario = scenario
         self._settings = settings
         self._population = population
@@ -146,9 +146,9 @@ class FoldPolicy:
 
     def _say(self, record: ClusterRecord) -> None:
         """Append a record, fold it, and carry out what follows."""
-        started = perf_counter()
+        started = process_time()
         commands = self.machine.step(self._offset, self.events.now_ms, record)
-        took_s = perf_counter() - started
+        took_s = process_time() - started
         self._offset += 1
         if not commands:
             return

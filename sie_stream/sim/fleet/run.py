@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import msgspec
 import numpy as np
@@ -48,11 +48,15 @@ class TagReport(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """On this machine; not part of the digest. Times are of whole calls of `SchedulerMachine.step`."""
+    """On this machine; not part of the digest. Decisions: CPU time of whole calls of `SchedulerMachine.step`."""
 
     wall_s: float
+    cpu_s: float
+    """Of this process: what a machine that does nothing else would take."""
     speed: float
     """Virtual time by real time, from the first record, with which setting up begins, to the last step."""
+    cpu_speed: float
+    """The same by CPU time."""
     traffic_speed: float
     """The same after the fleet was set up."""
     decisions: int
@@ -125,7 +129,7 @@ def simulate(
     if policy != OURS and policy not in BASELINES:
         known = [OURS, *BASELINES]
         raise ConfigError(f"unknown policy {policy!r}. Allowed: {', '.join(known)}.{did_you_mean(policy, known)}")
-    started = perf_counter()
+    started, started_cpu = perf_counter(), process_time()
     population = _population(scenario, data, seed)
     chosen = _policy(scenario, policy, population, seed, lambda: progress("setting up", 0.0))
     chosen.start()
@@ -148,9 +152,9 @@ def simulate(
         if number % 60 == 0:
             progress("traffic", number / steps)
     chosen.events.run_until(begin_ms + steps * step_ms)
-    wall_s = perf_counter() - started
+    wall_s, cpu_s = perf_counter() - started, process_time() - started_cpu
     traffic_s, all_s = steps * step_ms / 1000, (chosen.events.now_ms - EPOCH_MS) / 1000
-    return _report(scenario, chosen, seed, before, _measured(chosen, wall_s, set_up_s, traffic_s, all_s))
+    return _report(scenario, chosen, seed, before, _measured(chosen, (wall_s, cpu_s, set_up_s), traffic_s, all_s))
 
 
 def faults(scenario: Scenario, seed: int) -> list[Hit]:
@@ -253,12 +257,16 @@ def _share(part: float, whole: float) -> float:
     return round(part / whole, 6) if whole > 0 else 0.0
 
 
-def _measured(policy: Policy, wall_s: float, set_up_s: float, traffic_s: float, all_s: float) -> Measured:
+def _measured(policy: Policy, took_s: tuple[float, float, float], traffic_s: float, all_s: float) -> Measured:
+    """`took_s`: real time, CPU time, real time of setting up."""
+    wall_s, cpu_s, set_up_s = took_s
     steps = policy.step_s if isinstance(policy, FoldPolicy) else []
     every = [took_s for took_s, _ in steps]
     solved = [took_s for took_s, solver_ran in steps if solver_ran]
     return Measured(
         wall_s=round(wall_s, 2),
+        cpu_s=round(cpu_s, 2),
+        cpu_speed=round(all_s / max(cpu_s, 1e-9), 1),
         speed=round(all_s / wall_s, 1),
         traffic_speed=round(traffic_s / max(wall_s - set_up_s, 1e-9), 1),
         decisions=len(every),
