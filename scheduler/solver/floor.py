@@ -53,6 +53,5 @@ def _cheapest(folded: Folded, fixed: Ledger, kind: int, members: Sequence[int], 
 def _opening(folded: Folded, fixed: Ledger, device: int, apart: bool) -> int:
     if fixed.count[device]:
         return pair_cost(folded) * fixed.count[device]
-    if not apart:
-        return 0
-    return device_cost(folded, device) - (fragment_cost(folded) if folded.island[device] >= 0 else 0)
+    cost = device_cost(folded, device) - (fragment_cost(folded) if folded.island[device] >= 0 else 0)
+    return cost if apart else min(0, cost)
