@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import structs
 
+from scheduler.busy import load_percent
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
 from scheduler.state import ClusterState, ModelState, ReplicaState
 
@@ -27,11 +28,15 @@ def placement_problem(
     others: list[ReplicaState] = []
     for model in state.models.values():
         moving = _is_moving(model)
+        like: dict[int, ReplicaWish] = {}
         for replica in model.replicas:
             if replica is without:
                 continue
             if model.stays(replica) and (replica.worker, replica.device) in offered:
-                wish, settled = wish_of(model, replica.memory_bytes), moving or not _may_move(state, replica)
+                settled = moving or not _may_move(state, replica)
+                wish = like.get(replica.memory_bytes)
+                if wish is None:
+                    wish = like[replica.memory_bytes] = wish_of(model, replica.memory_bytes)
                 residents.append(Resident(wish, replica.worker, replica.device, settled))
             else:
                 others.append(replica)
@@ -81,6 +86,7 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         missed_on=model.sla_missed,
         met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
+        load_percent=load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted),
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from scheduler.autoscale import ScalePolicy, ScaleState
+from scheduler.busy import Busy
 from scheduler.limits import LOAD_GRACE_MS, NEVER_MS, UNSTABLE_CALM_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.plans import PlanUnderWay
@@ -164,6 +165,8 @@ class ModelState(Struct):
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    busy: Busy = Busy()
+    """How busy it keeps its devices."""
     sla_missed: tuple[str, ...] = ()
     """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
     sla_streak: dict[str, int] = {}
