@@ -76,6 +76,7 @@ def instance_row(model: ModelState) -> InstanceRow:
             state=replica.state,
             placement_epoch=replica.placement_epoch,
             memory_bytes=replica.memory_bytes,
+            devices=replica.spans,
         )
         for replica in model.replicas
     )
@@ -115,6 +116,7 @@ def placement_row(model: ModelState) -> PlacementRow:
             device=replica.device,
             placement_epoch=replica.placement_epoch,
             launch=model.launches[replica.generation],
+            devices=replica.spans,
         )
         for replica in model.replicas
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from scheduler.solver.model import Toleration
+from scheduler.solver.model import Span, Toleration
 from sie_stream.spec import ModelSpec
 
+BASE_PREFIX = "model:"
 POOL_LABEL = "pool"
 """Worker label that says which devices models compete for (see relief.py)."""
 
@@ -21,6 +22,10 @@ class PlacementRules(Struct, frozen=True):
     """Version ranges by what is versioned: {"pytorch": ">=2.6"}."""
     p99_ms: int = 0
     """99 % of requests must be answered within this; 0: nothing is promised."""
+    span: Span = "nvlink"
+    """How near the devices of one replica have to be."""
+    trunk: str = ""
+    """Models of one trunk may exchange KV; empty: with nobody. An adapter names its base (`BASE_PREFIX`)."""
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
@@ -31,4 +36,14 @@ def rules_of(spec: ModelSpec) -> PlacementRules:
         tolerations=tuple(Toleration(t.key, t.operator, t.value, t.effect) for t in spec.tolerations),
         requires={name: text for name, text in spec.requires.model_dump().items() if text is not None},
         p99_ms=spec.slas.p99_latency_ms or 0,
+        span=spec.tensor_parallel_over,
+        trunk=_trunk(spec),
     )
+
+
+def _trunk(spec: ModelSpec) -> str:
+    if not spec.shared_kv_cache:
+        return ""
+    if spec.lora is not None:
+        return f"{BASE_PREFIX}{spec.lora.base}"
+    return spec.source.digest or spec.source.uri

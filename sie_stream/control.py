@@ -250,7 +250,7 @@ class ModelLaunch(Struct, frozen=True):
     service_type: str
     priority: int
     memory_bytes: int
-    """Declared device memory: what placement reserves."""
+    """Declared device memory: what placement reserves, on each of its devices."""
     batch_max: int
     ordering: Literal["none", "key"] = "none"
     fusion: Literal["fused", "pooled"] = "fused"
@@ -262,6 +262,8 @@ class ModelLaunch(Struct, frozen=True):
     """Inputs objects (JSON texts) run before the replica is ready."""
     output_serializer: Literal["avro", "json"] = "avro"
     """Form of the copies on the bound output topic."""
+    tensor_parallel: int = 1
+    """Devices that one replica spans."""
 
 
 class ModelRow(Struct, frozen=True):
@@ -284,7 +286,10 @@ class ReplicaRow(Struct, frozen=True):
     state: Literal["loading", "ready", "draining", "failed"]
     placement_epoch: int
     memory_bytes: int
+    """Reserved on each of its devices."""
     message: str = ""
+    devices: tuple[str, ...] = ()
+    """All of them, `device` first; empty in rows of before this field: `device` alone."""
 
 
 class InstanceRow(Struct, frozen=True):
@@ -354,6 +359,8 @@ class ReplicaPlacement(Struct, frozen=True):
     device: str
     placement_epoch: int
     launch: ModelLaunch
+    devices: tuple[str, ...] = ()
+    """All devices that it spans, `device` first; empty in rows of before this field: `device` alone."""
 
 
 PartitionOrder = Literal["assigned", "draining", "releasing"]
