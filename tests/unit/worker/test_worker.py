@@ -11,7 +11,9 @@ from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_deadletter, decode_raw_output, decode_result
 from sie_stream.control import (
     PartitionReleased,
+    PlacementRow,
     ReplicaFailed,
+    ReplicaPlacement,
     ReplicaReady,
     WorkerHeartbeat,
     WorkerJoined,
@@ -22,7 +24,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
-from tests.unit.worker.rig import Rig, World, launch_of, serving, work_item
+from tests.unit.worker.rig import DEVICE, INCARNATION, Rig, World, launch_of, serving, work_item
 
 
 def test_answers_with_everything_the_result_depended_on() -> None:
@@ -62,6 +64,25 @@ def test_a_model_that_does_not_load_is_reported_and_does_not_stop_others() -> No
     failed = world.reports(ReplicaFailed)
     assert [(f.model, f.code) for f in failed if isinstance(f, ReplicaFailed)] == [("bad", "digest_mismatch")]
     assert len(world.reports(ReplicaReady)) == 1
+
+
+def test_a_replica_that_spans_devices_is_refused_at_once_and_plainly() -> None:
+    world = World()
+    rig = Rig(world)
+    launch = world.add_model("wide", tensor_parallel=2)
+    replica = ReplicaPlacement("w0", INCARNATION, DEVICE, world.next_epoch(), launch, (DEVICE, "cpu:1"))
+    world.publish(PlacementRow("wide", world.rows["wide"].topic, (replica,), ()))
+    world.place(world.add_model("good"))
+    rig.run(200)
+    (failed,) = world.reports(ReplicaFailed)
+    assert isinstance(failed, ReplicaFailed)
+    assert (failed.model, failed.code) == ("wide", "tensor_parallel_unsupported")
+    assert f"spans {DEVICE}, cpu:1" in failed.message
+    assert "set tensor_parallel_size to 1" in failed.message
+    assert len(world.reports(ReplicaReady)) == 1, "the others load"
+    world.publish(PlacementRow("wide", world.rows["wide"].topic, (), ()))
+    rig.run(200)
+    assert len(world.reports(ReplicaFailed)) == 1
 
 
 def test_a_model_whose_load_kills_the_engine_is_given_up_after_three_attempts() -> None:
