@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec import Raw, structs
@@ -52,7 +54,7 @@ def cluster_of(*workers: WorkerJoined) -> Cluster:
     return cluster
 
 
-def spec(name: str = "churn", size: int = 2, memory_gb: int = 100, **fields: object) -> bytes:
+def spec(name: str = "churn", size: int = 2, memory_gb: int = 100, **fields: Any) -> bytes:
     return spec_json(name, memory_mb=memory_gb * GIB_MB, tensor_parallel_size=size, **fields)
 
 
@@ -204,7 +206,7 @@ def test_kv_heads_that_do_not_divide_are_refused_and_the_architecture_counts() -
     llama = {"num_parameters": 8_030_261_248, "num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128}
     cluster = cluster_of(on("dgx-a100"))
     text = {"service_type": "text-generation", "max_seq_len": 131_072, "input_schema": None}
-    fields: dict[str, object] = {**text, "backend": {"name": "torch", "config": llama}}
+    fields: dict[str, Any] = {**text, "backend": {"name": "torch", "config": llama}}
     (no,) = decisions(cluster.apply(spec(size=3, memory_gb=1, **fields)), "model_rejected")
     assert "8 KV heads" in no.reason
     cluster.apply(spec(size=2, memory_gb=1, **fields))
@@ -214,7 +216,7 @@ def test_kv_heads_that_do_not_divide_are_refused_and_the_architecture_counts() -
 
 
 def test_models_on_one_trunk_share_an_island() -> None:
-    trunk: dict[str, object] = {"source": {"uri": "/models/base"}, "shared_kv_cache": True}
+    trunk: dict[str, Any] = {"source": {"uri": "/models/base"}, "shared_kv_cache": True}
     cluster = cluster_of(on("a100-pcie-4"))
     cluster.apply(spec("prefill", memory_gb=100, **trunk))
     cluster.apply(spec("other", size=1, memory_gb=4))
