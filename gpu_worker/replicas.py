@@ -32,6 +32,14 @@ def _add(state: WorkerState, key: ReplicaKey, placed: ReplicaPlacement) -> None:
     state.slots[replica.slot] = replica
     engine = engine_of(state, engine_key)
     engine.replicas += 1
+    if len(placed.devices) > 1:
+        # An engine process has one device. Said at once, so that nobody waits for a load that cannot come.
+        message = (
+            f"the replica spans {', '.join(placed.devices)}, and backend {placed.launch.backend!r} of this worker runs "
+            f"a model on one device; set tensor_parallel_size to 1"
+        )
+        _fail(state, replica, "tensor_parallel_unsupported", message)
+        return
     engine.to_load.append(replica)
 
 

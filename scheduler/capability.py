@@ -21,7 +21,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from scheduler.device_classes import DeviceClass, DeviceKind
+from scheduler.device_classes import PRECISIONS, DeviceClass, DeviceKind
 from sie_stream.errors import ConfigError
 from sie_stream.spec.model import ModelSpec, Precision
 
@@ -244,6 +244,26 @@ def fit(needs: Footprint, device_class: DeviceClass, precision: Precision, token
     return Fit(
         device_class.name, precision, tokens, size, weights, kv, workspace, device_class.memory_bytes, verdict, why
     )
+
+
+def device_bytes(spec: ModelSpec) -> int:
+    """What placement reserves on each device of a replica: its part of min_gpu_memory_mb, and no less than what the
+    declared architecture needs there for the longest context, where it spans several devices.
+
+    Raises ConfigError as `declared_architecture` does, and for KV heads that do not divide over the devices.
+    """
+    size = spec.tensor_parallel_size
+    declared = -(-spec.min_gpu_memory_mb * MIB // size)
+    if size == 1 or declared_architecture(spec) is None:
+        return declared
+    needs = footprint(spec)
+    if needs.kv_heads and max(size, needs.kv_heads) % min(size, needs.kv_heads):
+        raise ConfigError(
+            f"tensor_parallel_size: {size}; {needs.kv_heads} KV heads (backend.config.num_key_value_heads) do not "
+            f"divide over {size} devices."
+        )
+    one = fit(needs, DeviceClass("any", "cuda", declared, PRECISIONS), preferred(spec)[0], needs.context_max, size)
+    return max(declared, one.need_bytes)
 
 
 def _verdict(needs: Footprint, on: DeviceClass, precision: Precision, size: int, need: int) -> tuple[Verdict, str]:

@@ -16,6 +16,7 @@ from scheduler.offers import placement_problem, wish_of
 from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, share_out
 from scheduler.placement import Chosen, ReplicaWish, Unplaceable, place
 from scheduler.replanning import make_room, waits_for_plan
+from scheduler.seats import several
 from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.variants import is_unit, route_variants, shares_in_words, wait_for_ingress
@@ -115,11 +116,12 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
     replica = ReplicaState(
         worker=chosen.worker,
         incarnation=chosen.incarnation,
-        device=chosen.device,
+        device=chosen.devices[0],
         generation=model.generation,
         placement_epoch=step.offset,
         memory_bytes=chosen.wish.memory_bytes,
         placed_ms=step.now_ms,
+        devices=several(chosen.devices),
     )
     assert model.replica_at(replica.worker, replica.incarnation, replica.placement_epoch) is None, replica
     step.remember(model)
@@ -140,7 +142,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
         chosen={
             "worker": chosen.worker,
             "incarnation": chosen.incarnation,
-            "device": chosen.device,
+            "device": "+".join(chosen.devices),
             "version": model.version,
             "placement_epoch": step.offset,
             "memory_bytes": chosen.wish.memory_bytes,
@@ -201,7 +203,7 @@ def _make_room(step: Step, model: ModelState, refused: Unplaceable) -> bool:
             model.model,
             f"Version {model.version} does not fit beside version {model.launches[old.generation].version}, so the old "
             f"replica is released first.",
-            chosen={"worker": old.worker, "device": old.device, "memory_bytes": old.memory_bytes},
+            chosen={"worker": old.worker, "device": old.shown, "memory_bytes": old.memory_bytes},
             rejected=refused.why_not,
             do_nothing=f"Version {model.version} would not start.",
         )
@@ -265,7 +267,7 @@ def _drain_older(step: Step, model: ModelState) -> None:
                 model.model,
                 f"Version {model.version} is ready, so the replica of {model.launches[old.generation].version} hands "
                 f"its partitions over.",
-                chosen={"worker": old.worker, "device": old.device, "version": model.launches[old.generation].version},
+                chosen={"worker": old.worker, "device": old.shown, "version": model.launches[old.generation].version},
                 do_nothing="Both versions would keep their memory, and the old one would keep answering.",
             )
             step.touch("instances", model.model)
@@ -287,7 +289,7 @@ def _retire(step: Step, model: ModelState) -> None:
             else "It belongs to an older version and holds no partition.",
             chosen={
                 "worker": old.worker,
-                "device": old.device,
+                "device": old.shown,
                 "version": model.launches[old.generation].version,
                 "memory_bytes": old.memory_bytes,
             },

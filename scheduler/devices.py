@@ -73,9 +73,12 @@ def _reporting(step: Step, record: DeviceLost | DeviceBack) -> WorkerState | Non
 
 
 def _drop(step: Step, model: ModelState, worker: WorkerState, device: str) -> list[ReplicaState]:
-    """Take the replicas there off the list. The next decision has to be the one that says so."""
+    """Take the replicas there off the list; of one that spans several devices each is needed. The next decision has to
+    be the one that says so."""
     gone = [
-        r for r in model.replicas if (r.worker, r.incarnation, r.device) == (worker.worker, worker.incarnation, device)
+        r
+        for r in model.replicas
+        if (r.worker, r.incarnation) == (worker.worker, worker.incarnation) and device in r.spans
     ]
     if not gone:
         return []

@@ -77,7 +77,7 @@ def _buckets(model: ModelState, width: int) -> dict[str, list[int]]:
 def _report(state: ClusterState, model: ModelState, tally: LoadTally, worker: str) -> ReplicaReport:
     found = state.workers[worker]
     fresh = state.now_ms - found.load_ms <= LOAD_STALE_MS
-    devices = [replica.device for replica in model.present() if replica.worker == worker]
+    devices = [device for replica in model.present() if replica.worker == worker for device in replica.spans]
     return ReplicaReport(
         replica=worker,
         at_ms=state.now_ms,

@@ -172,14 +172,14 @@ def _with_room_elsewhere(step: Step, record: EngineLost, movable: list[OnModel])
     problem = structs.replace(
         problem,
         devices=tuple(offer for offer in problem.devices if (offer.worker, offer.device) != here),
-        residents=tuple(one for one in problem.residents if (one.worker, one.device) != here),
+        residents=tuple(one for one in problem.residents if one.worker != here[0] or here[1] not in one.devices),
     )
     if not problem.devices:
         return []
     found = {
         chosen.wish.model
         for chosen in place(problem).chosen
-        if (chosen.worker, chosen.device) not in chosen.wish.failed_on
+        if not any((chosen.worker, device) in chosen.wish.failed_on for device in chosen.devices)
     }
     return [(model, replica) for model, replica in movable if model.model in found]
 

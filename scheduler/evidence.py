@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
+from scheduler.seats import devices_of, shown
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from sie_stream.control import (
     ApplyModel,
@@ -91,7 +92,7 @@ def asked_by(record: ClusterRecord) -> str:
 
 
 def seat(replica: ReplicaState) -> str:
-    return f"{replica.worker}/{replica.device}"
+    return shown(replica.seat)
 
 
 def came(model: str, replica: ReplicaState, source: str = "") -> Move:
@@ -133,8 +134,8 @@ def memory_changes(
     """Devices in the order they are met. Call it after the replicas were listed or unlisted: `after` is what is now."""
     change: dict[tuple[str, str], int] = {}
     for replica, sign in [*((r, 1) for r in added), *((r, -1) for r in removed)]:
-        place = (replica.worker, replica.device)
-        change[place] = change.get(place, 0) + sign * replica.memory_bytes
+        for place in devices_of(replica.seat):
+            change[place] = change.get(place, 0) + sign * replica.memory_bytes
     promised = promised_bytes(state.models.values())
     return tuple(
         MemoryChange(
@@ -153,8 +154,8 @@ def promised_bytes(models: Iterable[ModelState]) -> dict[tuple[str, str], int]:
     promised: dict[tuple[str, str], int] = {}
     for model in models:
         for replica in model.replicas:
-            place = (replica.worker, replica.device)
-            promised[place] = promised.get(place, 0) + replica.memory_bytes
+            for place in devices_of(replica.seat):
+                promised[place] = promised.get(place, 0) + replica.memory_bytes
     return promised
 
 

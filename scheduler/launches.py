@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from scheduler.autoscale import ScalePolicy, policy_of
+from scheduler.capability import device_bytes
 from scheduler.rules import PlacementRules, rules_of
 from sie_stream.control import GoldenRequest, ModelLaunch, RouteRow, VariantRow
 from sie_stream.ids import LANES, TopicNames, instance_id
@@ -44,7 +45,7 @@ class Accepted(Struct, frozen=True):
 
 
 def accept(spec_json: bytes, names: TopicNames) -> Accepted:
-    """Raises SpecError that names the field, the value and what is allowed."""
+    """Raises ConfigError (mostly SpecError) that names the field, the value and what is allowed."""
     spec = from_json(spec_json)
     launch = launch_of(spec)
     return Accepted(
@@ -81,7 +82,10 @@ def claimed_name(spec_json: bytes) -> str:
 
 
 def launch_of(spec: ModelSpec) -> ModelLaunch:
-    """What a worker needs to load this version. Raises SpecError for a backend option that no launch can carry."""
+    """What a worker needs to load this version.
+
+    Raises SpecError for a backend option that no launch can carry, and ConfigError as `device_bytes` does.
+    """
     return ModelLaunch(
         model=spec.name,
         version=spec.version,
@@ -92,7 +96,7 @@ def launch_of(spec: ModelSpec) -> ModelLaunch:
         config=_backend_config(spec),
         service_type=spec.service_type,
         priority=PRIORITIES[spec.priority_level],
-        memory_bytes=spec.min_gpu_memory_mb * MIB,
+        memory_bytes=device_bytes(spec),
         batch_max=spec.batch_sizes.max,
         ordering=spec.ordering,
         fusion=_fusion(spec),
@@ -105,6 +109,7 @@ def launch_of(spec: ModelSpec) -> ModelLaunch:
             for one in spec.golden
         ),
         output_serializer=spec.kafka_output.value_serializer if spec.kafka_output else "avro",
+        tensor_parallel=spec.tensor_parallel_size,
     )
 
 

@@ -32,7 +32,7 @@ def drain_leaving(step: Step, model: ModelState, serving: Sequence[ReplicaState]
                 "replica_draining",
                 model.model,
                 f"{leaves_because(step.state, model, replica)}, and {why}.",
-                chosen={"worker": replica.worker, "device": replica.device, "memory_bytes": replica.memory_bytes},
+                chosen={"worker": replica.worker, "device": replica.shown, "memory_bytes": replica.memory_bytes},
                 do_nothing="It would keep its memory, and its worker could not be stopped without interrupting it.",
             )
             step.touch("instances", model.model)
@@ -64,7 +64,7 @@ def stay_after_all(step: Step, model: ModelState) -> None:
             "move_given_up" if planned else "undo_given_up",
             model.model,
             f"A replica that {undo} placed is gone before it was ready, so this one keeps its place.",
-            chosen={"worker": replica.worker, "device": replica.device, "plan" if planned else "undo": undo},
+            chosen={"worker": replica.worker, "device": replica.shown, "plan" if planned else "undo": undo},
             do_nothing="It would leave, and a replica would be missing.",
         )
         step.touch("instances", model.model)

@@ -6,6 +6,7 @@ from scheduler.evidence import memory_changes, went
 from scheduler.fleet import WorkerEvent, may_commit, next_status, silence_ends_ms
 from scheduler.limits import FORGET_WORKER_MS, RECONNECT_MS, REPLACE_AFTER_MS
 from scheduler.partitions import owner_gone
+from scheduler.places import device_places
 from scheduler.state import NEVER_MS, ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.worker_state import LostAt, WorkerState
@@ -63,6 +64,7 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
         taints=record.taints,
         tier=record.tier,
         topology=record.topology,
+        places=device_places(record.topology),
         past=past,
         joined_offset=step.offset,
     )

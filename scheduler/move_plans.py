@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from scheduler.placement import PlacementProblem, fleet_of, solver_run
 from scheduler.plans import PlannedMove, PlannedStart
+from scheduler.seats import Seat
 from scheduler.solver.model import Move, Place, Plan, Problem
 from scheduler.solver.solve import rebalance, replan
 from sie_stream.decisions import SolverRun
@@ -92,6 +93,6 @@ def _key(move: Move) -> tuple[str, int, int]:
     return move.model, move.generation, move.replica
 
 
-def _seat(place: Place | None) -> tuple[str, str]:
+def _seat(place: Place | None) -> Seat:
     assert place is not None, "only a start comes from nowhere, and only a stop goes nowhere"
-    return place.worker, place.devices[0]
+    return (place.worker, *place.devices)

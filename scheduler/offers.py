@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,6 +10,9 @@ from msgspec import structs
 
 from scheduler.busy import load_percent
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
+from scheduler.places import NOWHERE
+from scheduler.rules import BASE_PREFIX
+from scheduler.seats import devices_of
 from scheduler.state import ClusterState, ModelState, ReplicaState
 
 
@@ -32,16 +36,37 @@ def placement_problem(
         for replica in model.replicas:
             if replica is without:
                 continue
-            if model.stays(replica) and (replica.worker, replica.device) in offered:
+            if model.stays(replica) and all(device in offered for device in devices_of(replica.seat)):
                 settled = moving or not _may_move(state, replica)
                 wish = like.get(replica.memory_bytes)
                 if wish is None:
                     wish = like[replica.memory_bytes] = wish_of(model, replica.memory_bytes)
-                residents.append(Resident(wish, replica.worker, replica.device, settled))
+                residents.append(Resident(wish, replica.worker, replica.spans, settled))
             else:
                 others.append(replica)
     offers = _keeping(_offers(state, others), residents, kept) if kept else _offers(state, others)
+    trunks = _trunks(state)
+    if trunks:
+        wishes = [_exchanging(wish, trunks) for wish in wishes]
+        residents = [structs.replace(one, wish=_exchanging(one.wish, trunks)) for one in residents]
     return PlacementProblem(offers, tuple(wishes), tuple(residents), packing)
+
+
+def _trunks(state: ClusterState) -> dict[str, str]:
+    """{model: its trunk}, of those that share one with another model."""
+    found: dict[str, str] = {}
+    for model in state.models.values():
+        trunk = model.rules.trunk
+        base = state.models.get(trunk.removeprefix(BASE_PREFIX)) if trunk.startswith(BASE_PREFIX) else None
+        if trunk:
+            found[model.model] = base.rules.trunk if base is not None and base.rules.trunk else trunk
+    shared = Counter(found.values())
+    return {model: trunk for model, trunk in found.items() if shared[trunk] > 1}
+
+
+def _exchanging(wish: ReplicaWish, trunks: dict[str, str]) -> ReplicaWish:
+    trunk = trunks.get(wish.model, "")
+    return structs.replace(wish, kv_group=trunk) if trunk else wish
 
 
 def _may_move(state: ClusterState, replica: ReplicaState) -> bool:
@@ -59,7 +84,8 @@ def _keeping(
     """Memory that a plan under way counts on is reserved, as far as it is free already."""
     free = {(offer.worker, offer.device): offer.memory_bytes - offer.reserved_bytes for offer in offers}
     for resident in residents:
-        free[resident.worker, resident.device] -= resident.wish.memory_bytes
+        for device in resident.devices:
+            free[resident.worker, device] -= resident.wish.memory_bytes
     return tuple(
         structs.replace(offer, reserved_bytes=offer.reserved_bytes + min(kept.get(key, 0), max(0, free[key])))
         for offer in offers
@@ -87,6 +113,7 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
         load_percent=load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted),
+        tensor_parallel=model.launch.tensor_parallel,
     )
 
 
@@ -105,8 +132,8 @@ def _service(state: ClusterState, name: str) -> Literal["in service", "cordoned"
 def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[DeviceOffer, ...]:
     reserved: dict[tuple[str, str], int] = {}
     for replica in reserving:
-        at = (replica.worker, replica.device)
-        reserved[at] = reserved.get(at, 0) + replica.memory_bytes
+        for at in devices_of(replica.seat):
+            reserved[at] = reserved.get(at, 0) + replica.memory_bytes
     offers: list[DeviceOffer] = []
     for worker in state.workers.values():
         if not _is_there(state, worker.worker):
@@ -114,7 +141,7 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
         for device in worker.devices:
             if device.device in worker.lost_devices:
                 continue
-            memory = reserved.get((worker.worker, device.device), 0)
+            memory, place = reserved.get((worker.worker, device.device), 0), worker.places.get(device.device, NOWHERE)
             assert memory <= device.memory_bytes, f"{worker.worker}/{device.device} is promised above its memory"
             offers.append(
                 DeviceOffer(
@@ -131,6 +158,9 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
                     tier=worker.tier,
                     versions=worker.versions,
                     service=_service(state, worker.worker),
+                    island=place.island,
+                    numa_node=place.numa_node,
+                    product=place.product,
                 )
             )
     return tuple(offers)

@@ -13,9 +13,11 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from scheduler.rules import PlacementRules
+from scheduler.seats import devices_of
 from scheduler.solver.classes import fold
 from scheduler.solver.constraints import forbids
 from scheduler.solver.explain import Explanation, explain, seats_of
+from scheduler.solver.groupings import are_near
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.model import Demand, Device, Objective, Place, Plan, PrecisionOption, Priority, Problem, Taint
 from scheduler.solver.objective import sla_weight
@@ -23,6 +25,7 @@ from scheduler.solver.solve import place_missing, place_missing_in
 from scheduler.solver.summary import why_not_elsewhere
 from sie_stream.control import Taint as WorkerTaint
 from sie_stream.decisions import SolverRun
+from sie_stream.topology.records import NUMA_UNKNOWN
 
 Packing = Literal["spread", "binpack"]
 PRIORITIES: tuple[Priority, ...] = ("P0", "P1", "P2")
@@ -54,6 +57,10 @@ class DeviceOffer(Struct, frozen=True):
     tier: str = ""
     versions: dict[str, str] = {}
     service: Literal["in service", "cordoned", "draining"] = "in service"
+    island: str = ""
+    """NVLink island of its server; empty: none."""
+    numa_node: int = NUMA_UNKNOWN
+    product: str = ""
 
 
 class ReplicaWish(Struct, frozen=True):
@@ -64,6 +71,7 @@ class ReplicaWish(Struct, frozen=True):
     priority: int
     backend: str
     memory_bytes: int
+    """On each of its devices."""
     hosts: tuple[str, ...] = ()
     """Workers that hold a replica of this version already."""
     failed_on: tuple[tuple[str, str], ...] = ()
@@ -77,6 +85,10 @@ class ReplicaWish(Struct, frozen=True):
     rules: PlacementRules = PlacementRules()
     load_percent: int = 0
     """Share of its device's time that it is expected to keep busy."""
+    tensor_parallel: int = 1
+    """Devices it spans."""
+    kv_group: str = ""
+    """Models of one group exchange KV; empty: with nobody."""
 
 
 class Resident(Struct, frozen=True):
@@ -84,7 +96,7 @@ class Resident(Struct, frozen=True):
 
     wish: ReplicaWish
     worker: str
-    device: str
+    devices: tuple[str, ...]
     settled: bool = False
     """Not to be moved now."""
 
@@ -100,8 +112,9 @@ class Chosen(Struct, frozen=True):
     wish: ReplicaWish
     worker: str
     incarnation: str
-    device: str
+    devices: tuple[str, ...]
     free_bytes_before: int
+    """On the fullest of them."""
     rejected: tuple[str, ...]
     """Devices that were not taken, and why: one sentence per reason."""
 
@@ -143,24 +156,34 @@ def place(problem: PlacementProblem) -> PlacementPlan:
         if seat is None:
             unplaceable.append(Unplaceable(wish, why_not[demand.key]))
             continue
-        at = (seat.worker, seat.devices[0])
+        keys = devices_of((seat.worker, *seat.devices))
         taken = seats[number]
         assert taken is not None, "a demand with a place has a seat"
         rejected = why_not_elsewhere(folded, ledger, number, taken)
-        chosen.append(Chosen(wish, seat.worker, offers[at].incarnation, at[1], free[at], rejected))
-        free[at] -= wish.memory_bytes
+        before = min(free[key] for key in keys)
+        chosen.append(Chosen(wish, seat.worker, offers[keys[0]].incarnation, seat.devices, before, rejected))
+        for key in keys:
+            free[key] -= wish.memory_bytes
     return PlacementPlan(tuple(chosen), tuple(unplaceable), solver_run(plan))
 
 
-def refusal(wish: ReplicaWish, hosts: Sequence[str], offer: DeviceOffer) -> str | None:
-    """Why this device cannot hold the wish beside what is `reserved` there, as a sentence; None when it can."""
-    name = f"{offer.worker}/{offer.device}"
+def refusal(wish: ReplicaWish, hosts: Sequence[str], offers: Sequence[DeviceOffer]) -> str | None:
+    """Why these devices of one worker cannot hold the wish beside what is `reserved` there; None when they can.
+
+    One device of several that it spans can be asked about alone.
+    """
     demand = _demand(wish, 0, None)
-    found = forbids(demand, demand.options[0], _device(offer))
-    if found is not None:
-        return f"{name}: {found.sentence}"
-    if offer.worker in hosts:
-        return f"{name}: worker {offer.worker} already holds a replica of this version."
+    devices = tuple(_device(offer) for offer in offers)
+    for device in devices:
+        found = forbids(demand, demand.options[0], device)
+        if found is not None:
+            return f"{device.shown}: {found.sentence}"
+    worker = devices[0].worker
+    if worker in hosts:
+        return f"{devices[0].shown}: worker {worker} already holds a replica of this version."
+    if len(devices) > 1 and not are_near(Problem(devices=devices, demands=(demand,)), demand):
+        names = "+".join(device.name for device in devices)
+        return f"{worker}/{names}: they are not near enough to each other (tensor_parallel_over {demand.span})."
     return None
 
 
@@ -185,11 +208,12 @@ def fleet_of(problem: PlacementProblem) -> Problem:
     """The problem as the solver sees it: residents first, then wishes, in their order."""
     numbers: dict[tuple[str, int], int] = {}
     demands: list[Demand] = []
-    like: dict[int, Demand] = {}
+    like: dict[tuple[str, int], Demand] = {}
     """By wish: replicas of one model share theirs, and there are many of them."""
     for resident in problem.residents:
-        demand = like.get(id(resident.wish)) or like.setdefault(id(resident.wish), _demand(resident.wish, 0, None))
-        at, number = Place(resident.worker, (resident.device,)), _next(numbers, resident.wish)
+        of = resident.wish.model, resident.wish.memory_bytes
+        demand = like.get(of) or like.setdefault(of, _demand(resident.wish, 0, None))
+        at, number = Place(resident.worker, resident.devices), _next(numbers, resident.wish)
         demands.append(structs.replace(demand, replica=number, current=at, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
     cheapest = min((PRICES.get(offer.kind, 1) for offer in problem.devices), default=1)
@@ -224,6 +248,9 @@ def _device(offer: DeviceOffer, cheapest: int = 1) -> Device:
         cordoned=offer.service == "cordoned",
         draining=offer.service == "draining",
         price=max(1, PRICES.get(offer.kind, 1) - cheapest + 1),
+        island=offer.island or None,
+        numa_node=None if offer.numa_node == NUMA_UNKNOWN else offer.numa_node,
+        product=offer.product,
         versions={VERSION_NAMES.get(name, name): version for name, version in offer.versions.items()},
     )
 
@@ -242,6 +269,9 @@ def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
         node_selector=rules.node_selector,
         tolerations=rules.tolerations,
         requires=rules.requires,
+        tensor_parallel_size=wish.tensor_parallel,
+        span=rules.span,
+        kv_group=wish.kv_group or None,
         current=current,
         warm_on=wish.prefer,
         failed_on=wish.failed_on,
@@ -265,8 +295,8 @@ def _pinned(problem: PlacementProblem, kept: Sequence[bool]) -> PlacementProblem
     taken: dict[tuple[str, str], int] = {}
     for resident, keep in zip(problem.residents, kept, strict=True):
         if not keep:
-            at = (resident.worker, resident.device)
-            taken[at] = taken.get(at, 0) + resident.wish.memory_bytes
+            for at in devices_of((resident.worker, *resident.devices)):
+                taken[at] = taken.get(at, 0) + resident.wish.memory_bytes
     devices = tuple(
         structs.replace(offer, reserved_bytes=offer.reserved_bytes + taken.get((offer.worker, offer.device), 0))
         for offer in problem.devices
@@ -277,5 +307,6 @@ def _pinned(problem: PlacementProblem, kept: Sequence[bool]) -> PlacementProblem
 def _free(problem: PlacementProblem) -> dict[tuple[str, str], int]:
     free = {(offer.worker, offer.device): offer.memory_bytes - offer.reserved_bytes for offer in problem.devices}
     for resident in problem.residents:
-        free[resident.worker, resident.device] -= resident.wish.memory_bytes
+        for device in resident.devices:
+            free[resident.worker, device] -= resident.wish.memory_bytes
     return free

@@ -9,11 +9,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from scheduler.seats import DeviceKey, Seat, devices_of
 from sie_stream.decisions import SolverRun
 
 Purpose = Literal["room", "rebalance"]
-Seat = tuple[str, str]
-"""(worker, device)."""
 
 
 class PlannedMove(Struct, frozen=True):
@@ -24,6 +23,7 @@ class PlannedMove(Struct, frozen=True):
     source: Seat
     target: Seat
     memory_bytes: int
+    """On each device."""
     wave: int
 
 
@@ -60,12 +60,13 @@ class PlanUnderWay(Struct):
         """Whether the room is being made for replicas of this model."""
         return any(start.model == model for start in self.starts)
 
-    def kept(self) -> dict[Seat, int]:
+    def kept(self) -> dict[DeviceKey, int]:
         """Bytes that nobody else may take: of the starts, and of moves that have not begun."""
-        kept: dict[Seat, int] = {}
+        kept: dict[DeviceKey, int] = {}
         for target, memory_bytes in (
             *((move.target, move.memory_bytes) for move in self.moves if move.wave > self.wave),
             *((start.target, start.memory_bytes) for start in self.starts),
         ):
-            kept[target] = kept.get(target, 0) + memory_bytes
+            for device in devices_of(target):
+                kept[device] = kept.get(device, 0) + memory_bytes
         return kept

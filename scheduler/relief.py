@@ -11,13 +11,15 @@ how placement is told where they may be.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import structs
 
 from scheduler.offers import device_offers, wish_of
-from scheduler.placement import DeviceOffer, refusal
+from scheduler.placement import DeviceOffer, ReplicaWish, refusal
 from scheduler.rules import POOL_LABEL
+from scheduler.seats import devices_of
 from scheduler.sleep import want_replicas
 from scheduler.state import ClusterState, ModelState
 from scheduler.step import Step
@@ -98,9 +100,9 @@ def _free(state: ClusterState, offers: Offers) -> Free:
     free = {at: offer.memory_bytes for at, offer in offers.items()}
     for model in state.models.values():
         for replica in model.replicas:
-            at = (replica.worker, replica.device)
-            if at in free and (model.stays(replica) or replica.generation != model.generation):
-                free[at] -= replica.memory_bytes
+            for at in devices_of(replica.seat):
+                if at in free and (model.stays(replica) or replica.generation != model.generation):
+                    free[at] -= replica.memory_bytes
     return free
 
 
@@ -137,7 +139,7 @@ def _tenant(model: ModelState, offers: Offers, free: Free) -> Tenant:
         pool=pool,
         replicas=present,
         replicas_min=model.replicas_wanted if scaling is None else scaling.replicas_min,
-        units=model.launch.memory_bytes,
+        units=model.launch.memory_bytes * model.launch.tensor_parallel,
         wanted=wanted,
         lacking=max(model.replicas_wanted - present, 0) if lacks_guarantee(model) else 0,
         cheaper=_cheaper(model, pool, offers),
@@ -173,10 +175,14 @@ def _cheaper(model: ModelState, pool: str, offers: Offers) -> tuple[str, ...]:
     wish = structs.replace(wish_of(model), rules=structs.replace(model.rules, node_selector=rest))
     others = sorted((name for name in labelled if name != pool), key=lambda name: (_cost(labelled[name]), name))
     return tuple(
-        name
-        for name in others
-        if any(_pool_of(offer) == name and refusal(wish, (), offer) is None for offer in offers.values())
+        name for name in others if _takes(wish, [offer for offer in offers.values() if _pool_of(offer) == name])
     )
+
+
+def _takes(wish: ReplicaWish, offers: Sequence[DeviceOffer]) -> bool:
+    """Whether one worker has as many devices as it spans, each of which could hold its part."""
+    fitting = Counter(offer.worker for offer in offers if refusal(wish, (), (offer,)) is None)
+    return max(fitting.values(), default=0) >= wish.tensor_parallel
 
 
 # ---------------------------------------------------------------- what follows

@@ -20,6 +20,7 @@ from scheduler.move_plans import MovePlan, plan_room
 from scheduler.offers import device_offers, placement_problem, wish_of
 from scheduler.placement import Unplaceable, refusal
 from scheduler.plans import PlannedMove, PlanUnderWay, Purpose
+from scheduler.seats import Seat, devices_of, several, shown
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
 from sie_stream.decisions import Move
@@ -89,7 +90,7 @@ def begin_plan(step: Step, found: MovePlan, purpose: Purpose) -> None:
             "starts": len(found.starts),
         },
         do_nothing=f"{wanted} would wait for room." if purpose == "room" else "The fleet would stay as it is.",
-        moves=tuple(Move(m.model, "replica, planned", "/".join(m.source), "/".join(m.target)) for m in found.moves),
+        moves=tuple(Move(m.model, "replica, planned", shown(m.source), shown(m.target)) for m in found.moves),
         solver=found.solver,
     )
     for start in found.starts:
@@ -134,8 +135,9 @@ def _why_not(step: Step, plan: PlanUnderWay) -> str:
         model = state.models.get(item.model)
         if model is None or model.status == "deleting" or model.generation != item.generation:
             return f"the declaration of {item.model} has changed."
-        if item.target[1] in state.workers[item.target[0]].lost_devices:
-            return f"the device {'/'.join(item.target)} is lost."
+        lost = [device for device in item.target[1:] if device in state.workers[item.target[0]].lost_devices]
+        if lost:
+            return f"the device {item.target[0]}/{lost[0]} is lost."
     for name in dict.fromkeys(start.model for start in plan.starts):
         model = state.models[name]
         starts = sum(start.model == name for start in plan.starts)
@@ -149,7 +151,7 @@ def _failed_move(step: Step, plan: PlanUnderWay) -> str:
         if move.wave != plan.wave:
             continue
         if _at(step.state.models[move.model], move, move.target) is None:
-            return f"the replica of {move.model} at {'/'.join(move.target)} is gone."
+            return f"the replica of {move.model} at {shown(move.target)} is gone."
     return ""
 
 
@@ -160,10 +162,10 @@ def _is_under_way(step: Step, plan: PlanUnderWay, move: PlannedMove) -> bool:
     return leaving or target is None or target.state != "ready"
 
 
-def _at(model: ModelState, move: PlannedMove, place: tuple[str, str]) -> ReplicaState | None:
+def _at(model: ModelState, move: PlannedMove, place: Seat) -> ReplicaState | None:
     """The staying replica of the plan's generation there."""
     for replica in model.present():
-        if replica.generation == move.generation and (replica.worker, replica.device) == place:
+        if replica.generation == move.generation and replica.seat == place:
             return replica
     return None
 
@@ -174,26 +176,27 @@ def _start_move(step: Step, plan: PlanUnderWay, move: PlannedMove) -> str:
     model = state.models[move.model]
     source = _at(model, move, move.source)
     if source is None or source.state != "ready":
-        return f"{move.model} does not serve at {'/'.join(move.source)} any more."
+        return f"{move.model} does not serve at {shown(move.source)} any more."
     if any(replica.leaving for replica in model.replicas):
         return f"another replica of {move.model} is moving."
     offers = {(offer.worker, offer.device): offer for offer in device_offers(state)}
-    offer = offers.get(move.target)
-    if offer is None:
-        return f"{'/'.join(move.target)} is not offered."
+    found = [offers[device] for device in devices_of(move.target) if device in offers]
+    if len(found) < len(move.target) - 1:
+        return f"{shown(move.target)} is not offered."
     hosts = [replica.worker for replica in model.present() if replica is not source]
-    why = refusal(wish_of(model), hosts, offer)
+    why = refusal(wish_of(model), hosts, found)
     if why:
         return why
     step.remember(model)
     replica = ReplicaState(
-        worker=offer.worker,
-        incarnation=offer.incarnation,
-        device=offer.device,
+        worker=found[0].worker,
+        incarnation=found[0].incarnation,
+        device=found[0].device,
         generation=model.generation,
         placement_epoch=step.offset,
         memory_bytes=model.launch.memory_bytes,
         placed_ms=step.now_ms,
+        devices=several(move.target[1:]),
     )
     model.replicas.append(replica)
     source.leaving, source.leaving_for, source.planned = True, plan.decision, True
@@ -206,7 +209,7 @@ def _start_move(step: Step, plan: PlanUnderWay, move: PlannedMove) -> str:
             "plan": plan.decision,
             "wave": move.wave,
             "worker": replica.worker,
-            "device": replica.device,
+            "device": replica.shown,
             "placement_epoch": replica.placement_epoch,
             "memory_bytes": replica.memory_bytes,
         },

@@ -7,6 +7,7 @@ from scheduler.evidence import memory_changes, went
 from scheduler.life import life_words
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
 from scheduler.partitions import released, worked_off
+from scheduler.seats import devices_of, shown
 from scheduler.state import ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.worker_state import LostAt
@@ -40,7 +41,7 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
         f"ms until the engine was up, {record.load_ms} ms to load, {record.warmup_ms} ms to warm up.",
         chosen={
             "worker": replica.worker,
-            "device": replica.device,
+            "device": replica.shown,
             "version": record.version,
             "placement_epoch": replica.placement_epoch,
             "memory_bytes_declared": replica.memory_bytes,
@@ -85,7 +86,7 @@ def replica_answered(step: Step, record: ReplicaAnswered) -> None:
         model.model,
         f"Version {record.version} gave its first answer {took_ms} ms after it was applied: "
         f"{life_words(model.timings_ms)}.",
-        chosen={"worker": replica.worker, "device": replica.device, "version": record.version},
+        chosen={"worker": replica.worker, "device": replica.shown, "version": record.version},
         facts=(
             step.fact(model.applied_offset, "ApplyModel"),
             step.fact(replica.placement_epoch, "cause of its placement"),
@@ -171,15 +172,14 @@ def fail_replica(step: Step, model: ModelState, replica: ReplicaState, code: str
         step.remember(model)
     model.replicas.remove(replica)
     step.capacity_freed = True
-    where = f"{replica.worker}/{replica.device}"
+    where = shown(replica.seat)
     model.message = f"{where}: {code}: {message}"
     if replica.generation != model.generation:
         plan = "It belonged to an older version and is not replaced."
     else:
         model.failures += 1
         model.lost_at = LostAt(step.offset, type(step.record).__name__)
-        if (replica.worker, replica.device) not in model.failed_on:
-            model.failed_on = (*model.failed_on, (replica.worker, replica.device))
+        model.failed_on = tuple(dict.fromkeys((*model.failed_on, *devices_of(replica.seat))))
         plan = _retry_plan(step, model)
     step.decide(
         "replica_failed",
@@ -187,7 +187,7 @@ def fail_replica(step: Step, model: ModelState, replica: ReplicaState, code: str
         f"{where} reported {code}: {message} {plan}",
         chosen={
             "worker": replica.worker,
-            "device": replica.device,
+            "device": replica.shown,
             "code": code,
             "failures": model.failures,
             "placement_epoch": replica.placement_epoch,

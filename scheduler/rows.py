@@ -77,6 +77,7 @@ def instance_row(model: ModelState) -> InstanceRow:
             placement_epoch=replica.placement_epoch,
             memory_bytes=replica.memory_bytes,
             message="" if replica.down is None else f"loaded again, its engine ended: {replica.down.cause}",
+            devices=replica.spans,
         )
         for replica in model.replicas
     )
@@ -116,6 +117,7 @@ def placement_row(model: ModelState) -> PlacementRow:
             device=replica.device,
             placement_epoch=replica.placement_epoch,
             launch=model.launches[replica.generation],
+            devices=replica.spans,
         )
         for replica in model.replicas
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from scheduler.solver.model import Toleration
+from scheduler.solver.model import Span, Toleration
 from sie_stream.spec import ModelSpec
 
+BASE_PREFIX = "model:"
 POOL_LABEL = "pool"
 """Worker label that says which devices models compete for (see relief.py)."""
 
@@ -23,6 +24,10 @@ class PlacementRules(Struct, frozen=True):
     """99 % of requests must be answered within this; 0: nothing is promised."""
     request_us: int = 0
     """Device time of one request in the largest declared baseline; 0: none is declared."""
+    span: Span = "nvlink"
+    """How near the devices of one replica have to be."""
+    trunk: str = ""
+    """Models of one trunk may exchange KV; empty: with nobody. An adapter names its base (`BASE_PREFIX`)."""
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
@@ -34,6 +39,8 @@ def rules_of(spec: ModelSpec) -> PlacementRules:
         requires={name: text for name, text in spec.requires.model_dump().items() if text is not None},
         p99_ms=spec.slas.p99_latency_ms or 0,
         request_us=_request_us(spec),
+        span=spec.tensor_parallel_over,
+        trunk=_trunk(spec),
     )
 
 
@@ -42,3 +49,11 @@ def _request_us(spec: ModelSpec) -> int:
         return 0
     largest = max(spec.baselines, key=lambda baseline: baseline.batch_size)
     return round(1000 * largest.latency_ms / largest.batch_size)
+
+
+def _trunk(spec: ModelSpec) -> str:
+    if not spec.shared_kv_cache:
+        return ""
+    if spec.lora is not None:
+        return f"{BASE_PREFIX}{spec.lora.base}"
+    return spec.source.digest or spec.source.uri

@@ -18,13 +18,14 @@ from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.plans import PlanUnderWay
 from scheduler.rollout import RolloutState
 from scheduler.rules import PlacementRules
+from scheduler.seats import Seat
 from scheduler.traffic import TrafficState
 from scheduler.worker_state import Cordon, Down, Hold, LostAt, WorkerState
 from scheduler.yielding import YieldState
 from sie_stream.control import FoldSettings, ModelLaunch, RouteRow
 from sie_stream.ids import LANES
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 ROLLOUTS_KEPT = 8
@@ -42,7 +43,10 @@ class ReplicaState(Struct):
     generation: int
     placement_epoch: int
     memory_bytes: int
+    """On each of its devices."""
     placed_ms: int
+    devices: tuple[str, ...] = ()
+    """All of a replica that spans several, `device` first; empty: `device` alone."""
     state: Literal["loading", "ready", "draining"] = "loading"
     leaving: bool = False
     """It serves until its replacement does."""
@@ -61,6 +65,20 @@ class ReplicaState(Struct):
     @property
     def key(self) -> ReplicaKey:
         return ReplicaKey(self.worker, self.incarnation, self.placement_epoch)
+
+    @property
+    def spans(self) -> tuple[str, ...]:
+        """All its devices."""
+        return self.devices or (self.device,)
+
+    @property
+    def shown(self) -> str:
+        """Its devices, for people: `cuda:0`, `cuda:0+cuda:1`."""
+        return "+".join(self.spans)
+
+    @property
+    def seat(self) -> Seat:
+        return (self.worker, *self.spans)
 
 
 class IngressState(Struct):
@@ -98,8 +116,8 @@ class PlacementChange(Struct, frozen=True):
     """One decision that changed where a model's replicas are."""
 
     decision: str
-    before: tuple[tuple[str, str], ...]
-    """(worker, device) of the replicas of the then present generation, before it."""
+    before: tuple[Seat, ...]
+    """Of the replicas of the then present generation, before it."""
 
 
 class ModelState(Struct):

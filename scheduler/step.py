@@ -107,7 +107,7 @@ class Step:
 
     def remember(self, model: ModelState) -> None:
         """The next decision changes where the model's replicas are: keep where they were, so that it can be undone."""
-        before = tuple((replica.worker, replica.device) for replica in model.present())
+        before = tuple(replica.seat for replica in model.present())
         model.journal = (*model.journal, PlacementChange(self.next_decision, before))[-JOURNAL_MAX:]
 
     def touch(self, table: Table, model: str) -> None:

@@ -18,21 +18,19 @@ from msgspec import Struct, structs
 from scheduler.evidence import came, memory_changes, seat
 from scheduler.offers import device_offers, wish_of
 from scheduler.placement import DeviceOffer, refusal
+from scheduler.seats import DeviceKey, Seat, devices_of, several, shown
 from scheduler.state import JOURNAL_MAX, ClusterState, ModelState, PlacementChange, ReplicaState
 from scheduler.step import Step
 from sie_stream.control import UndoDecision
 from sie_stream.decisions import Move, place_of
-
-Place = tuple[str, str]
-"""(worker, device)."""
 
 
 class ModelUndo(Struct, frozen=True):
     """What to do for one model."""
 
     model: str
-    place: tuple[DeviceOffer, ...]
-    """Devices that get a replica of the present version, with their memory before it."""
+    place: tuple[tuple[DeviceOffer, ...], ...]
+    """By replica of the present version to be placed: its devices, with their memory before it."""
     leave: tuple[int, ...]
     """Indices into the model's replicas: they go once the others serve."""
 
@@ -92,8 +90,8 @@ def undo_decision(step: Step, record: UndoDecision) -> None:
         step.remember(model)
         model.lost_workers = ()
         left = _let_go(model, item, undo)
-        for offer in item.place:
-            replica = _place(step, model, offer)
+        for devices in item.place:
+            replica = _place(step, model, devices)
             placed.append(replica)
             moves.append(came(model.model, replica, seat(left.pop(0)) if left else ""))
         step.touch("placements", model.model)
@@ -143,7 +141,7 @@ def _not_now(model: ModelState, change: PlacementChange) -> str:
 
 
 def _plan_model(
-    model: ModelState, change: PlacementChange, offers: dict[Place, DeviceOffer]
+    model: ModelState, change: PlacementChange, offers: dict[DeviceKey, DeviceOffer]
 ) -> tuple[ModelUndo | None, list[str]]:
     """What to do for one model, None when it is where it was, and what stands against it. Takes memory off `offers`."""
     present = model.present()
@@ -151,34 +149,37 @@ def _plan_model(
     staying: list[ReplicaState] = []
     leaving: list[ReplicaState] = []
     for replica in present:
-        place = (replica.worker, replica.device)
-        if missing[place] > 0:
-            missing[place] -= 1
+        if missing[replica.seat] > 0:
+            missing[replica.seat] -= 1
             staying.append(replica)
         else:
             leaving.append(replica)
     if not leaving and not any(missing.values()):
         return None, []
     hosts = [replica.worker for replica in staying]
-    chosen: list[DeviceOffer] = []
+    chosen: list[tuple[DeviceOffer, ...]] = []
     why_not: list[str] = []
     for place in [place for place in change.before if missing[place] > 0]:
-        offer = offers.get(place)
-        why = _no_room(model, hosts, place, offer)
-        if offer is None or why:
+        found = tuple(offers[device] for device in devices_of(place) if device in offers)
+        why = _no_room(model, hosts, place, found)
+        if why:
             why_not.append(f"{model.model} was on {why}")
             continue
-        chosen.append(offer)
-        hosts.append(offer.worker)
-        offers[place] = structs.replace(offer, reserved_bytes=offer.reserved_bytes + model.launch.memory_bytes)
+        chosen.append(found)
+        hosts.append(place[0])
+        for device, offer in zip(devices_of(place), found, strict=True):
+            offers[device] = structs.replace(offer, reserved_bytes=offer.reserved_bytes + model.launch.memory_bytes)
     indices = tuple(number for number, replica in enumerate(model.replicas) if replica in leaving)
     return ModelUndo(model.model, tuple(chosen), indices), why_not
 
 
-def _no_room(model: ModelState, hosts: list[str], place: Place, offer: DeviceOffer | None) -> str:
-    if offer is None:
-        return f"{place[0]}/{place[1]}: no live worker offers that device to replicas now."
-    return refusal(wish_of(model), hosts, offer) or ""
+def _no_room(model: ModelState, hosts: list[str], place: Seat, offers: tuple[DeviceOffer, ...]) -> str:
+    count = len(place) - 1
+    if count != model.launch.tensor_parallel:
+        return f"{shown(place)}: it spans {model.launch.tensor_parallel} devices now."
+    if len(offers) < count:
+        return f"{shown(place)}: no live worker offers that device to replicas now."
+    return refusal(wish_of(model), hosts, offers) or ""
 
 
 def _let_go(model: ModelState, item: ModelUndo, undo: str) -> list[ReplicaState]:
@@ -189,15 +190,16 @@ def _let_go(model: ModelState, item: ModelUndo, undo: str) -> list[ReplicaState]
     return left
 
 
-def _place(step: Step, model: ModelState, offer: DeviceOffer) -> ReplicaState:
+def _place(step: Step, model: ModelState, devices: tuple[DeviceOffer, ...]) -> ReplicaState:
     replica = ReplicaState(
-        worker=offer.worker,
-        incarnation=offer.incarnation,
-        device=offer.device,
+        worker=devices[0].worker,
+        incarnation=devices[0].incarnation,
+        device=devices[0].device,
         generation=model.generation,
         placement_epoch=step.offset,
         memory_bytes=model.launch.memory_bytes,
         placed_ms=step.now_ms,
+        devices=several(tuple(offer.device for offer in devices)),
     )
     model.replicas.append(replica)
     return replica

@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 
 from scheduler.fleet import WorkerStatus
 from scheduler.limits import NEVER_MS
+from scheduler.places import DevicePlace
 from sie_stream.control import Device, Taint
 
 
@@ -93,6 +94,8 @@ class WorkerState(Struct):
     tier: str = ""
     topology: Raw = Raw(b"{}")
     """Its server, as it reported it."""
+    places: dict[str, DevicePlace] = {}
+    """By device: how near it is to others, out of the topology."""
     status: WorkerStatus = "live"
     ended_ms: int = 0
     """When it became lost, fenced or left."""

@@ -27,6 +27,7 @@ from sie_stream.decisions import Decision
 from sie_stream.device_facts import DeviceBack, DeviceLost
 from sie_stream.engine_facts import EngineLost
 from sie_stream.loads import WorkerLoad, WorkWaiting
+from sie_stream.replica_facts import PartitionReleased, ReplicaAnswered, ReplicaFailed, ReplicaReady
 from sie_stream.rollout_records import GoldenRequest, RoutesHeld, VariantRow, VariantRule, VariantWindow
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
@@ -94,56 +95,6 @@ class WorkerFenced(Struct, frozen=True, tag=True):
     worker: str
     incarnation: str
     took_ms: int
-
-
-class ReplicaReady(Struct, frozen=True, tag=True):
-    worker: str
-    incarnation: str
-    model: str
-    version: str
-    placement_epoch: int
-    """Epoch of the ReplicaPlacement this answers."""
-    memory_bytes: int
-    load_ms: int
-    warmup_ms: int
-    waited_ms: int = 0
-    """In the worker, before its engine was asked to load it: other loads came first, or the engine had died."""
-    engine_start_ms: int = 0
-    """From there to the beginning of the load: the engine process had to start, or was busy."""
-
-
-class ReplicaAnswered(Struct, frozen=True, tag=True):
-    """The first results of this replica are committed; sent after that commit succeeded."""
-
-    worker: str
-    incarnation: str
-    model: str
-    version: str
-    placement_epoch: int
-
-
-class ReplicaFailed(Struct, frozen=True, tag=True):
-    worker: str
-    incarnation: str
-    model: str
-    version: str
-    placement_epoch: int
-    code: str
-    message: str
-
-
-class PartitionReleased(Struct, frozen=True, tag=True):
-    """The worker let the partition go and has committed `offset`; sent after that commit succeeded."""
-
-    worker: str
-    incarnation: str
-    model: str
-    partition: int
-    placement_epoch: int
-    """Epoch of the assignment that ended."""
-    offset: int
-    drained: bool = False
-    """Asked by `draining`: everything that was in the partition is worked off, nothing is left behind."""
 
 
 class TopicEnsured(Struct, frozen=True, tag=True):
@@ -270,7 +221,7 @@ class ModelLaunch(Struct, frozen=True):
     service_type: str
     priority: int
     memory_bytes: int
-    """Declared device memory: what placement reserves."""
+    """Declared device memory: what placement reserves, on each of its devices."""
     batch_max: int
     ordering: Literal["none", "key"] = "none"
     fusion: Literal["fused", "pooled"] = "fused"
@@ -284,6 +235,8 @@ class ModelLaunch(Struct, frozen=True):
     """Checked before the replica is ready."""
     output_serializer: Literal["avro", "json"] = "avro"
     """Form of the copies on the bound output topic."""
+    tensor_parallel: int = 1
+    """Devices that one replica spans."""
 
 
 class ModelRow(Struct, frozen=True):
@@ -306,7 +259,10 @@ class ReplicaRow(Struct, frozen=True):
     state: Literal["loading", "ready", "draining", "failed"]
     placement_epoch: int
     memory_bytes: int
+    """Reserved on each of its devices."""
     message: str = ""
+    devices: tuple[str, ...] = ()
+    """All of them, `device` first; empty in rows of before this field: `device` alone."""
 
 
 class InstanceRow(Struct, frozen=True):
@@ -371,6 +327,8 @@ class ReplicaPlacement(Struct, frozen=True):
     device: str
     placement_epoch: int
     launch: ModelLaunch
+    devices: tuple[str, ...] = ()
+    """All devices that it spans, `device` first; empty in rows of before this field: `device` alone."""
 
 
 PartitionOrder = Literal["assigned", "draining", "releasing"]

@@ -16,6 +16,7 @@ from scheduler.solver.objective import (
     migration_cost,
     pair_cost,
     server_cost,
+    span_cost,
 )
 
 
@@ -26,6 +27,8 @@ def added_terms(ledger: Ledger, number: int, seat: Seat) -> dict[str, int]:
     kind = folded.kinds[folded.kind[number]]
     terms["migration"] = migration_cost(folded, number, seat)
     if folded.placed(number, seat):
+        terms["spanning"] = span_cost(folded, folded.kind[number], seat[0])
+        terms["kv_apart"] = folded.objective.kv_apart * ledger.apart(number, seat[0])
         for device in seat[0]:
             risk, precision, price = kind.costs[folded.device_class[device]][seat[1]]
             terms["sla_risk"] += risk + (kind.failed_cost if device in kind.failed_devices else 0)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 from msgspec import Struct
 
-from scheduler.solver.classes import Folded, Kind, Numbers, Seat
+from scheduler.solver.classes import Folded, Kind, Seat
+from scheduler.solver.groupings import Numbers
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.objective import device_cost, fragment_cost, pair_cost
 from scheduler.solver.program import Program, Term

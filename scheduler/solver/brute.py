@@ -51,7 +51,7 @@ def _choices(folded: Folded, number: int) -> Iterator[Seat | None]:
     if current is not None:
         yield current
     for option, wanted in enumerate(demand.options):
-        for group in folded.groups:
+        for group in folded.groups_of(folded.kind[number]):
             allowed = [device for device in group if forbids(demand, wanted, devices[device]) is None]
             for chosen in combinations(allowed, demand.tensor_parallel_size):
                 if (chosen, option) != current:
@@ -93,7 +93,7 @@ def _memory(folded: Folded, seats: Sequence[Seat | None]) -> bool:
 
 
 def _neighbours(folded: Folded, seats: Sequence[Seat | None]) -> bool:
-    """Anti-affinity by worker and by server, and one island for each exchange of KV."""
+    """Anti-affinity by worker and by server."""
     demands, devices, last = folded.problem.demands, folded.problem.devices, seats[-1]
     demand = demands[len(seats) - 1]
     assert last is not None
@@ -105,15 +105,4 @@ def _neighbours(folded: Folded, seats: Sequence[Seat | None]) -> bool:
     by_worker = min(other.max_per_worker for other in demands if other.version == demand.version)
     if sum(place.worker == home.worker for _, place in same) >= by_worker:
         return False
-    if sum(place.server == home.server for _, place in same) >= by_server:
-        return False
-    if demand.kv_group is None or not folded.placed(len(seats) - 1, last):
-        return True
-    partners = [
-        seat
-        for number, seat in enumerate(seats[:-1])
-        if seat is not None
-        and folded.placed(number, seat)
-        and (demands[number].kv_group, demands[number].replica) == (demand.kv_group, demand.replica)
-    ]
-    return all(folded.domain[seat[0][0]] == folded.domain[last[0][0]] for seat in partners)
+    return sum(place.server == home.server for _, place in same) < by_server

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.solver.classes import Folded, Numbers, Seat
+from scheduler.solver.classes import Folded, Seat
+from scheduler.solver.groupings import Numbers
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.objective import cold_cost, cost_without, device_cost, evaluate, fragment_cost, seat_cost, total
 
@@ -75,6 +76,7 @@ class Looks:
             for option in table.fits[group]:
                 if folded.weight(kind, option, device) <= fixed.free[device]:
                     cost = seat_cost(folded, kind, option, device) + cold_cost(folded, kind, device)
+                    cost += folded.objective.kv_apart * self._apart(table.members[0], device)
                     fits.append((kind, option, cost))
         if not fits:
             return None
@@ -86,8 +88,17 @@ class Looks:
             min(count, 1) if folded.objective.packing == "binpack" else count,
             max(0, folded.objective.load_free - fixed.load[device]) if self.loads else 0,
             self.bound_to.get(device, -1),
-            (folded.worker[device], folded.group[device], folded.island[device], folded.domain[device]),
+            self._places(device),
         )
+
+    def _apart(self, number: int, device: int) -> int:
+        """Whether a member of its exchange of KV is fixed, and not there."""
+        return self.fixed.apart(number, (device,))
+
+    def _places(self, device: int) -> tuple[int, ...]:
+        folded = self.folded
+        groups = tuple(of[device] for of in folded.group_at)
+        return (folded.worker[device], folded.island[device], folded.domain[device], *groups)
 
     def _rounded(self, free: int) -> int:
         if self.sums is None:
@@ -104,15 +115,11 @@ class Looks:
     def of_server(self, server: int, kept: Sequence[tuple[int, tuple[object, ...]]]) -> tuple[object, ...]:
         """Its devices with local numbers for worker, group, island and domain, and what it has of the free versions."""
         folded, fixed = self.folded, self.fixed
-        numbers = [Numbers() for _ in range(4)]
+        numbers = [Numbers() for _ in range(3 + len(folded.group_at))]
         state: list[object] = [self._held(fixed.on_server, server)]
         for device, look in kept:
             # Local numbers are per role: two servers are the same when their devices pair up in order.
-            places = zip(
-                numbers,
-                (folded.worker[device], folded.group[device], folded.island[device], folded.domain[device]),
-                strict=True,
-            )
+            places = zip(numbers, self._places(device), strict=True)
             island = folded.island[device]
             around = (len(folded.islands[island]), fixed.island_used[island]) if island >= 0 else (0, 0)
             local = tuple(number.of(value) for number, value in places)

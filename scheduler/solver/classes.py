@@ -15,6 +15,16 @@ import msgspec
 from msgspec import Struct, structs
 
 from scheduler.solver.constraints import forbids, forbids_staying, prefers_others
+from scheduler.solver.groupings import (
+    Numbers,
+    domain_of,
+    groupings,
+    islands_of,
+    level_of,
+    members_of,
+    members_of_all,
+    numbered,
+)
 from scheduler.solver.model import GIB, PERMILLE, Demand, Device, Objective, Place, Problem
 from scheduler.solver.versions import read_range
 from sie_stream.errors import ConfigError
@@ -30,6 +40,9 @@ class Kind(Struct, frozen=True):
     """One of them."""
     members: tuple[int, ...]
     version: int
+    level: int
+    """Place in SPANS of what it may span; 0 also for one device."""
+    span_cost: int
     sizes: tuple[int, ...]
     """Bytes per option."""
     unplaced_cost: int
@@ -59,8 +72,9 @@ class Folded(Struct, frozen=True):
     classes: int
     worker: tuple[int, ...]
     server: tuple[int, ...]
-    group: tuple[int, ...]
-    """Devices a tensor-parallel replica may span: one island of one worker. A device without NVLink is its own."""
+    group_at: tuple[tuple[int, ...], ...]
+    """By place in SPANS and device: which group of devices near enough to be spanned. A wider one holds whole nearer
+    ones; a level that no demand asks for is as the one before. Numbers go on from level to level."""
     groups: tuple[tuple[int, ...], ...]
     island: tuple[int, ...]
     """NVLink island of two or more devices; -1: none."""
@@ -92,6 +106,25 @@ class Folded(Struct, frozen=True):
     def objective(self) -> Objective:
         return self.problem.objective
 
+    @property
+    def group(self) -> tuple[int, ...]:
+        """By device, at the nearest level: one island of one worker. A GPU without NVLink is its own."""
+        return self.group_at[0]
+
+    def groups_of(self, kind: int) -> tuple[tuple[int, ...], ...]:
+        """Groups that a replica of the kind may be in."""
+        level = self.group_at[self.kinds[kind].level]
+        return self.groups[min(level, default=0) : max(level, default=-1) + 1]
+
+    def group_of(self, kind: int, device: int) -> int:
+        """The one with this device."""
+        return self.group_at[self.kinds[kind].level][device]
+
+    def spanned(self, kind: int, devices: Iterable[int]) -> int:
+        """Groups of nearer levels that the devices of one replica touch beyond the first of each."""
+        found = tuple(devices)
+        return sum(len({of[device] for device in found}) - 1 for of in self.group_at[: self.kinds[kind].level])
+
     def weight(self, kind: int, option: int, device: int) -> int:
         """Bytes it takes there; an exclusive one takes all, so that nothing fits beside it."""
         table = self.kinds[kind]
@@ -100,19 +133,6 @@ class Folded(Struct, frozen=True):
     def placed(self, demand: int, seat: Seat | None) -> bool:
         """Whether it counts as placed: it has a seat, and may keep it."""
         return seat is not None and (seat != self.current[demand] or self.may_stay[demand])
-
-
-class Numbers:
-    """Consecutive numbers for whatever is asked for, in the order of asking."""
-
-    def __init__(self) -> None:
-        self.seen: dict[Hashable, int] = {}
-
-    def of(self, key: Hashable) -> int:
-        return self.seen.setdefault(key, len(self.seen))
-
-    def __len__(self) -> int:
-        return len(self.seen)
 
 
 def fold(problem: Problem) -> Folded:
@@ -124,7 +144,7 @@ def fold(problem: Problem) -> Folded:
     by_name = {device.key: number for number, device in enumerate(devices)}
     workers, exchanges = Numbers(), Numbers()
     worker = tuple(workers.of(device.worker) for device in devices)
-    group, island = _numbered(_group(device) for device in devices), _islands(devices)
+    island, group_at = islands_of(devices), groupings(problem)
     versions = Numbers()
     version = tuple(versions.of(demand.version) for demand in demands)
     make_kind = partial(_kind, problem, samples, workers, by_name)
@@ -136,12 +156,12 @@ def fold(problem: Problem) -> Folded:
         device_class=device_class,
         classes=classes,
         worker=worker,
-        server=_numbered(device.server for device in devices),
-        group=group,
-        groups=_members(group, max(group, default=-1) + 1),
+        server=numbered(device.server for device in devices),
+        group_at=group_at,
+        groups=members_of_all(group_at),
         island=island,
-        islands=_members(island, max(island, default=-1) + 1),
-        domain=_numbered(_domain(device) for device in devices),
+        islands=members_of(island, max(island, default=-1) + 1),
+        domain=numbered(domain_of(device) for device in devices),
         kinds=kinds,
         kind=kind,
         version=version,
@@ -157,38 +177,10 @@ def fold(problem: Problem) -> Folded:
         may_stay=tuple(
             seat is not None
             and all(seat[1] in kinds[kind[n]].stays[device_class[device]] for device in seat[0])
-            and len({group[device] for device in seat[0]}) == 1
+            and len({group_at[kinds[kind[n]].level][device] for device in seat[0]}) == 1
             for n, seat in enumerate(current)
         ),
         move_cost=tuple(_move_cost(problem.objective, demand, current[n]) for n, demand in enumerate(demands)),
-    )
-
-
-def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    numbers = Numbers()
-    return tuple(numbers.of(key) for key in keys)
-
-
-def _group(device: Device) -> Hashable:
-    linked = device.island is not None
-    return (device.worker, device.island, None) if linked else (device.worker, None, device.name)
-
-
-def _domain(device: Device) -> Hashable:
-    linked = device.island is not None
-    return (device.server, device.island, None) if linked else (device.server, None, device.numa_node)
-
-
-def _islands(devices: Sequence[Device]) -> tuple[int, ...]:
-    sizes: dict[Hashable, int] = {}
-    for device in devices:
-        sizes[device.server, device.island] = sizes.get((device.server, device.island), 0) + 1
-    numbers = Numbers()
-    return tuple(
-        numbers.of((device.server, device.island))
-        if device.island is not None and sizes[device.server, device.island] > 1
-        else -1
-        for device in devices
     )
 
 
@@ -232,6 +224,8 @@ def _check_demand(demand: Demand) -> None:
             raise ConfigError(f"demands: {demand.shown}: {field} is {value}; allowed: 1 or more.")
     if demand.load_percent < 0:
         raise ConfigError(f"demands: {demand.shown}: load_percent is {demand.load_percent}; allowed: 0 or more.")
+    if level_of(demand) and demand.max_per_worker > 1:
+        raise ConfigError(f"demands: {demand.shown}: span {demand.span!r} is allowed with max_per_worker 1 only.")
     for name, wanted in demand.requires.items():
         try:
             read_range(wanted)
@@ -263,14 +257,6 @@ def _first_of_each(numbers: Sequence[int], count: int) -> tuple[int, ...]:
         if first[number] < 0:
             first[number] = place
     return tuple(first)
-
-
-def _members(numbers: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    members: list[list[int]] = [[] for _ in range(count)]
-    for place, number in enumerate(numbers):
-        if number >= 0:
-            members[number].append(place)
-    return tuple(tuple(places) for places in members)
 
 
 def _current_seats(problem: Problem, by_name: dict[tuple[str, str], int]) -> tuple[Seat | None, ...]:
@@ -309,7 +295,7 @@ def _kinds(
         number = -1 if demand.kv_group is None else demand.replica
         kind.append(numbers.of(encoder.encode(structs.replace(demand, replica=number, current=None))))
     return tuple(
-        make(problem.demands[members[0]], members, version[members[0]]) for members in _members(kind, len(numbers))
+        make(problem.demands[members[0]], members, version[members[0]]) for members in members_of(kind, len(numbers))
     ), tuple(kind)
 
 
@@ -333,6 +319,8 @@ def _kind(
         demand=demand,
         members=members,
         version=version,
+        level=level_of(demand),
+        span_cost=weights.spanning * demand.sla_weight,
         sizes=tuple(option.memory_bytes for option in options),
         unplaced_cost=unplaced,
         stop_cost=weights.stop if demand.purpose == "serve" else 0,

@@ -103,8 +103,12 @@ def _wrong_hardware(demand: Demand, option: PrecisionOption, device: Device) -> 
         return Refusal(
             "memory", f"needs {option.memory_bytes} bytes, {usable} of {device.memory_bytes} are not reserved."
         )
-    if demand.tensor_parallel_size > 1 and device.island is None:
-        return Refusal("tensor_parallel", f"needs {demand.tensor_parallel_size} devices over NVLink, this has none.")
+    if demand.tensor_parallel_size > 1 and device.kind != "cpu":
+        size = demand.tensor_parallel_size
+        if demand.span == "nvlink" and device.island is None:
+            return Refusal("tensor_parallel", f"needs {size} devices over NVLink, this has none.")
+        if demand.span == "numa" and device.island is None and device.numa_node is None:
+            return Refusal("tensor_parallel", f"needs {size} devices of one NUMA node, and that of this is not known.")
     if device.spot and not demand.spot_tolerant:
         return Refusal("spot", "the device is spot capacity, which the model does not tolerate.")
     return None

@@ -10,6 +10,7 @@ from msgspec import Struct
 from scheduler.solver.classes import Folded, Seat, fold, place_of
 from scheduler.solver.constraints import Refusal, forbids
 from scheduler.solver.greedy import best_in_group
+from scheduler.solver.groupings import CPU
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.model import Place, Plan, Problem
 from scheduler.solver.objective import evaluate, total
@@ -18,6 +19,8 @@ Verdict = Literal["chosen", "forbidden", "full", "costlier", "equal", "cheaper"]
 SHOWN_MAX = 3
 """Devices named per reason; the rest is counted."""
 REASONS_MAX = 16
+_NEAR = ("its NVLink island", "its NUMA node", "its worker", "its worker")
+"""By place in SPANS, and last for cpu devices: where the devices of a replica have to be."""
 
 
 class DeviceVerdict(Struct, frozen=True):
@@ -142,11 +145,25 @@ def _why_here(folded: Folded, number: int, seat: Seat | None, verdicts: Sequence
     )
     if seat is None:
         return f"{demand.shown} has no place: {rest}"
-    place = place_of(folded, number, seat).shown
+    place = place_of(folded, number, seat).shown + _spanning_words(folded, number, seat)
     if seat == folded.current[number]:
         stays = "stays on" if folded.may_stay[number] else "is held, until there is a better place, on"
         return f"{demand.shown} {stays} {place}: {rest}"
     return f"{demand.shown} goes to {place}: {rest}"
+
+
+def _spanning_words(folded: Folded, number: int, seat: Seat) -> str:
+    """How the devices of a replica reach each other; nothing for one device."""
+    first = folded.problem.devices[seat[0][0]]
+    if len(seat[0]) == 1:
+        return ""
+    if first.kind == CPU:
+        return f" ({len(seat[0])} devices of one worker)"
+    nearest, nodes = (len({of[device] for device in seat[0]}) for of in folded.group_at[:2])
+    if nearest == 1:
+        return f" ({len(seat[0])} devices of NVLink island {first.island} on {first.server})"
+    level = folded.kinds[folded.kind[number]].level
+    return f" ({len(seat[0])} devices over PCIe, {'of one NUMA node' if level and nodes == 1 else 'across NUMA nodes'})"
 
 
 def _options(folded: Folded, number: int, device: int) -> tuple[int, ...]:
@@ -175,7 +192,12 @@ def seat_on(ledger: Ledger, number: int, device: int) -> Seat | Refusal:
     else:
         return refusals[-1]
     size = folded.problem.demands[number].tensor_parallel_size
-    found = best_in_group(ledger, number, folded.groups[folded.group[device]], size, device)
+    kind = folded.kind[number]
+    group = folded.groups[folded.group_of(kind, device)]
+    found = best_in_group(ledger, number, group, size, device)
     if found is None:
-        return Refusal("tensor_parallel", f"its island has no {size} devices with room together.")
+        where = _NEAR[folded.kinds[kind].level if folded.problem.devices[device].kind != CPU else -1]
+        if len(group) < size:
+            return Refusal("tensor_parallel", f"needs {size} devices, {where} has {len(group)}.")
+        return Refusal("tensor_parallel", f"{where} has {len(group)} devices, but no {size} with room together.")
     return found

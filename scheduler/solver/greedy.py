@@ -6,10 +6,11 @@ Three ways are tried and the cheapest is taken: best fit with the largest first,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.solver.classes import Folded, Seat
 from scheduler.solver.filling import fill, is_plain
+from scheduler.solver.groupings import numbered
 from scheduler.solver.ledger import Ledger
 from scheduler.solver.objective import (
     cold_cost,
@@ -19,6 +20,7 @@ from scheduler.solver.objective import (
     pair_cost,
     seat_cost,
     server_cost,
+    span_cost,
     total,
 )
 
@@ -96,7 +98,7 @@ def best_seat(ledger: Ledger, number: int) -> Seat | None:
         return min(ranked, key=lambda found: found[0])[1] if ranked else None
     best: tuple[Rank, Seat] | None = None
     seen: set[tuple[int, ...]] = set()
-    for group in folded.groups:
+    for group in folded.groups_of(folded.kind[number]):
         if len(group) < size:
             continue
         if not any(ledger.count[device] for device in group) and ledger.admits(number, group[0]):
@@ -117,6 +119,9 @@ def _shape(ledger: Ledger, number: int, group: Sequence[int]) -> tuple[int, ...]
     marks += [d for d in group if d in kind.failed_devices]
     touched = [int(folded.island[d] >= 0 and ledger.island_used[folded.island[d]] > 0) for d in group]
     beside = int(_beside(ledger, number, group[0]) > 0)
+    marks += [ledger.apart(number, (d,)) for d in group]
+    for nearer in folded.group_at[: kind.level]:
+        marks += numbered(nearer[d] for d in group)
     return beside, *(folded.device_class[d] for d in group), *touched, *marks
 
 
@@ -131,14 +136,49 @@ def _in_group(ledger: Ledger, number: int, group: Sequence[int], size: int, want
     ranked = _ranked(ledger, number, group if size > 1 or wanted < 0 else (wanted,))
     for option in range(len(ledger.folded.kinds[ledger.folded.kind[number]].sizes)):
         of_option = [found for found in ranked if found[1][1] == option]
-        fitting = sorted(of_option, key=lambda found: (found[1][0][0] != wanted, found[0]))[:size]
-        if wanted >= 0 and not any(found[1][0][0] == wanted for found in fitting):
-            continue
-        if len(fitting) == size:
-            devices = tuple(sorted(seat[0][0] for _, seat in fitting))
-            rank = (sum(found[0][0] for found in fitting), sum(found[0][1] for found in fitting), devices[0])
-            best = _better(best, (rank, (devices, option)))
+        for order in _orders(ledger, number, of_option):
+            fitting = sorted(of_option, key=lambda found: (found[1][0][0] != wanted, *order(found)))[:size]
+            if wanted >= 0 and not any(found[1][0][0] == wanted for found in fitting):
+                continue
+            if len(fitting) == size:
+                devices = tuple(sorted(seat[0][0] for _, seat in fitting))
+                cost = sum(found[0][0] for found in fitting) + _together(ledger, number, devices)
+                rank = (cost, sum(found[0][1] for found in fitting), devices[0])
+                best = _better(best, (rank, (devices, option)))
     return best
+
+
+def _orders(
+    ledger: Ledger, number: int, found: Sequence[tuple[Rank, Seat]]
+) -> list[Callable[[tuple[Rank, Seat]], tuple[object, ...]]]:
+    """In which order devices are taken. Where a replica may span islands: once from each of them, the nearest next."""
+    folded, kind = ledger.folded, ledger.folded.kind[number]
+    level = folded.kinds[kind].level
+    if not level:
+        return [lambda one: (one[0],)]
+    room: dict[int, int] = {}
+    for _, seat in found:
+        group = folded.group[seat[0][0]]
+        room[group] = room.get(group, 0) + 1
+    near = folded.group_at[1]
+    first = {folded.group[seat[0][0]]: near[seat[0][0]] for _, seat in found}
+
+    def order(island: int, node: int) -> Callable[[tuple[Rank, Seat]], tuple[object, ...]]:
+        def key(one: tuple[Rank, Seat]) -> tuple[object, ...]:
+            device = one[1][0][0]
+            group = folded.group[device]
+            return group != island, near[device] != node, -room[group], group, one[0]
+
+        return key
+
+    return [order(island, node) for island, node in first.items()]
+
+
+def _together(ledger: Ledger, number: int, devices: Sequence[int]) -> int:
+    """What the devices of a replica cost together beside what each costs alone."""
+    alone = sum(ledger.apart(number, (device,)) for device in devices)
+    apart = ledger.folded.objective.kv_apart * (ledger.apart(number, devices) - alone)
+    return apart + span_cost(ledger.folded, ledger.folded.kind[number], devices)
 
 
 def _better(one: tuple[Rank, Seat] | None, other: tuple[Rank, Seat] | None) -> tuple[Rank, Seat] | None:
@@ -153,7 +193,7 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
     kind = folded.kinds[index]
     alone = kind.demand.tensor_parallel_size == 1 and not kind.failed_devices and not kind.demand.warm_on
     sign = 1 if folded.objective.packing == "binpack" else -1
-    seen: set[tuple[int, bool, bool]] = set()
+    seen: set[tuple[int, bool, bool, int]] = set()
     found: list[tuple[Rank, Seat]] = []
     for device in devices:
         group = folded.device_class[device]
@@ -161,7 +201,8 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
             continue
         if alone and not ledger.count[device]:
             island = folded.island[device]
-            state = (group, island >= 0 and ledger.island_used[island] > 0, _beside(ledger, number, device) > 0)
+            apart = ledger.apart(number, (device,))
+            state = (group, island >= 0 and ledger.island_used[island] > 0, _beside(ledger, number, device) > 0, apart)
             if state in seen:
                 continue
             if ledger.admits(number, device):
@@ -171,6 +212,7 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
             if free >= 0 and ledger.admits(number, device):
                 cost = seat_cost(folded, index, option, device) + cold_cost(folded, index, device)
                 cost += _beside(ledger, number, device) + ledger.load_cost(index, device)
+                cost += folded.objective.kv_apart * ledger.apart(number, (device,))
                 found.append(((cost + _opening(ledger, device), sign * free, device), ((device,), option)))
     return found
 

@@ -6,7 +6,7 @@ one solve: it is never kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler.solver.classes import Folded, Seat
 from scheduler.solver.constraints import Refusal
@@ -29,7 +29,7 @@ class Ledger:
         self.serving = [0] * folded.versions
         self.island_used = [0] * len(folded.islands)
         self.exchange: dict[int, dict[int, int]] = {}
-        """By KV exchange: domain -> members there."""
+        """By KV exchange: domain -> devices of members there."""
         for number, seat in enumerate(seats):
             if seat is not None:
                 self.add(number, seat)
@@ -63,10 +63,11 @@ class Ledger:
             self.serving[version] += step * (folded.kinds[kind].demand.purpose == "serve")
             if folded.kv[number] >= 0:
                 domains = self.exchange.setdefault(folded.kv[number], {})
-                domain = folded.domain[first]
-                domains[domain] = domains.get(domain, 0) + step
-                if not domains[domain]:
-                    del domains[domain]
+                for device in seat[0]:
+                    domain = folded.domain[device]
+                    domains[domain] = domains.get(domain, 0) + step
+                    if not domains[domain]:
+                        del domains[domain]
 
     def admits(self, number: int, device: int) -> bool:
         """Whether the neighbours, not the memory, let a new replica onto the device."""
@@ -76,10 +77,16 @@ class Ledger:
             return False
         if self.on_server.get((version, folded.server[device]), 0) >= folded.server_limit[version]:
             return False
-        if self.on_device.get((version, device), 0):
-            return False
-        domains = self.exchange.get(folded.kv[number]) if folded.kv[number] >= 0 else None
-        return not domains or folded.domain[device] in domains
+        return not self.on_device.get((version, device), 0)
+
+    def apart(self, number: int, devices: Iterable[int]) -> int:
+        """Domains that the replica would add to its exchange of KV, beyond the first."""
+        exchange = self.folded.kv[number]
+        if exchange < 0:
+            return 0
+        there = self.exchange.get(exchange) or {}
+        new = {self.folded.domain[device] for device in devices} - there.keys()
+        return len(new) - (not there)
 
     def has_room(self, number: int, seat: Seat) -> bool:
         """Whether the replica can take the seat beside what is there."""
@@ -97,7 +104,7 @@ class Ledger:
     def refusal(self, number: int, option: int, device: int) -> Refusal | None:
         """Which neighbour keeps the replica from the device; None when it could start there now."""
         folded = self.folded
-        demand, version = folded.problem.demands[number], folded.version[number]
+        version = folded.version[number]
         worker, server = folded.problem.devices[device].worker, folded.problem.devices[device].server
         if self.on_worker.get((version, folded.worker[device]), 0) >= folded.worker_limit[version]:
             return Refusal("anti_affinity", f"worker {worker} already holds a replica of this version.")
@@ -106,8 +113,6 @@ class Ledger:
             return Refusal("anti_affinity", f"server {server} already holds {limit} of this version, its limit.")
         if self.on_device.get((version, device), 0):
             return Refusal("anti_affinity", "the device already holds a replica of this version.")
-        if not self.admits(number, device):
-            return Refusal("kv_group", f"its KV group {demand.kv_group!r} lives on another island.")
         return self._no_room(number, option, device)
 
     def _no_room(self, number: int, option: int, device: int) -> Refusal | None:
@@ -140,21 +145,9 @@ def keep(folded: Folded) -> tuple[list[Seat | None], bool]:
     for number in sorted(running, key=lambda n: (-folded.kinds[folded.kind[n]].unplaced_cost, n)):
         seat = folded.current[number]
         assert seat is not None
-        if _stays_beside(ledger, number, seat):
+        if ledger.has_room(number, seat):
             ledger.add(number, seat)
             seats[number] = seat
         else:
             whole = False
     return seats, whole
-
-
-def _stays_beside(ledger: Ledger, number: int, seat: Seat) -> bool:
-    """As `has_room`, but a replica that is only held takes part in no exchange of KV."""
-    if ledger.folded.may_stay[number] or ledger.folded.kv[number] < 0:
-        return ledger.has_room(number, seat)
-    folded, version, first = ledger.folded, ledger.folded.version[number], seat[0][0]
-    return (
-        all(ledger.free[device] >= folded.weight(folded.kind[number], seat[1], device) for device in seat[0])
-        and ledger.on_worker.get((version, folded.worker[first]), 0) < folded.worker_limit[version]
-        and ledger.on_server.get((version, folded.server[first]), 0) < folded.server_limit[version]
-    )

@@ -18,6 +18,10 @@ Effect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
 MoveKind = Literal["start", "move", "stop"]
 MoveOrder = Literal["new-first", "old-first"]
 Scope = Literal["fleet", "changed"]
+Span = Literal["nvlink", "numa", "any"]
+"""How near the devices of one replica have to be: in one NVLink island; in one NUMA node, over PCIe; on one worker. The
+cpu devices of a worker are near enough for each."""
+SPANS: tuple[Span, ...] = ("nvlink", "numa", "any")
 
 TIER_OF_P0 = "tier-0"
 PERMILLE = 1000
@@ -114,6 +118,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     """Needs the whole device, as a context that fills the card does."""
     tensor_parallel_size: int = 1
+    span: Span = "nvlink"
+    """Nearer is cheaper in any case (`Objective.spanning`)."""
     priority: Priority = "P1"
     tier: str | None = None
     tags: tuple[str, ...] = ()
@@ -129,7 +135,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     max_per_server: int | None = None
     """Anti-affinity by server; None: no limit of its own."""
     kv_group: str | None = None
-    """The n-th replicas of all models of a group exchange KV, so they share an NVLink island (a NUMA node without)."""
+    """The n-th replicas of all models of a group exchange KV, so they belong on one NVLink island (without NVLink, one
+    NUMA node). Apart they cost `Objective.kv_apart`."""
     current: Place | None = None
     warm_on: tuple[str, ...] = ()
     """Workers that have the weights in host memory or on disk."""
@@ -185,6 +192,14 @@ class Objective(Struct, frozen=True, kw_only=True):
     """binpack: a unit of price of a device that holds anything."""
     fragment: int = 100
     """binpack: a free device of an NVLink island that is partly taken."""
+    fragment_spread: int = 20
+    """The same for spread: of free devices those of a broken island come first, but an island of ten is broken rather
+    than a device shared."""
+    spanning: int = 400
+    """Each NVLink island, and each NUMA node not linked to it, that a replica touches beyond the first; times its
+    weight."""
+    kv_apart: int = 1500
+    """Each island beyond the first on which replicas are that exchange KV."""
     pair: int = 200
     """spread: two replicas on one device."""
     load: int = 100

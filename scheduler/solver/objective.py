@@ -10,7 +10,7 @@ from scheduler.solver.model import Priority
 
 TERMS = (
     *("unplaced", "sla_risk", "precision", "price", "devices_used", "nvlink_fragmentation", "balance"),
-    *("load", "same_server", "migration", "warm_pool"),
+    *("load", "same_server", "migration", "warm_pool", "spanning", "kv_apart"),
 )
 WEIGHT_OF: dict[Priority, int] = {"P0": 8, "P1": 4, "P2": 2}
 
@@ -31,10 +31,13 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     serving = [0] * folded.versions
     holding, load = [0] * len(folded.usable), [0] * len(folded.usable)
     on_server: dict[tuple[int, int], int] = {}
+    exchanges: dict[int, dict[int, None]] = {}
     for number, seat in enumerate(seats):
         kind = folded.kinds[folded.kind[number]]
         if folded.placed(number, seat):
             serving[kind.version] += kind.demand.purpose == "serve"
+            if folded.kv[number] >= 0 and seat is not None:
+                exchanges.setdefault(folded.kv[number], {}).update((folded.domain[d], None) for d in seat[0])
         else:
             terms["unplaced" if kind.demand.purpose == "serve" else "warm_pool"] += kind.unplaced_cost
         if seat is not None:
@@ -51,6 +54,7 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     )
     allowed = folded.objective.load_free
     terms["load"] = folded.objective.load * sum(percent - allowed for percent in load if percent > allowed)
+    terms["kv_apart"] = sum(folded.objective.kv_apart * (len(domains) - 1) for domains in exchanges.values())
     _add_devices(folded, holding, terms)
     return terms
 
@@ -97,7 +101,14 @@ def device_cost(folded: Folded, device: int) -> int:
 
 def fragment_cost(folded: Folded) -> int:
     """What a free device of a touched island costs."""
-    return folded.objective.fragment if folded.objective.packing == "binpack" else 0
+    weights = folded.objective
+    return weights.fragment if weights.packing == "binpack" else weights.fragment_spread
+
+
+def span_cost(folded: Folded, kind: int, devices: Sequence[int]) -> int:
+    """What it costs that the devices of one replica are not all of one island."""
+    table = folded.kinds[kind]
+    return table.span_cost * folded.spanned(kind, devices) if table.level else 0
 
 
 def pair_cost(folded: Folded) -> int:
@@ -130,6 +141,7 @@ def _add_seat(folded: Folded, number: int, seat: Seat, terms: dict[str, int]) ->
     if not folded.placed(number, seat):  # held: its breach is counted in full already
         return
     kind = folded.kinds[folded.kind[number]]
+    terms["spanning"] += span_cost(folded, folded.kind[number], seat[0])
     for device in seat[0]:
         risk, precision, price = kind.costs[folded.device_class[device]][seat[1]]
         terms["sla_risk"] += risk + (kind.failed_cost if device in kind.failed_devices else 0)

@@ -94,12 +94,36 @@ class Part:
             by_group: dict[tuple[int, int], list[int]] = {}
             for (of_kind, option, device), variable in self.on.items():
                 if of_kind == kind:
-                    by_group.setdefault((option, folded.group[device]), []).append(variable)
+                    by_group.setdefault((option, folded.group_of(kind, device)), []).append(variable)
             for (option, group), variables in by_group.items():
                 hint = sum(program.hint[variable] for variable in variables) // size
                 span = program.variable(min(len(members), len(variables) // size), 0, hint)
                 self.spans[kind, option, group] = span
                 program.equal([*((variable, 1) for variable in variables), (span, -size)], 0)
+                self._wide(kind, option, group, span)
+
+    def _wide(self, kind: int, option: int, group: int, span: int) -> None:
+        """Of one replica in a group that holds nearer ones: each of those it touches beyond the first costs.
+
+        At most one replica of the version is on a worker, and so in the group (see `classes.check`).
+        """
+        folded, program, table = self.folded, self.program, self.folded.kinds[kind]
+        for nearer in folded.group_at[: table.level]:
+            touched: dict[int, list[int]] = {}
+            for device in folded.groups[group]:
+                if (variable := self.on.get((kind, option, device))) is not None:
+                    touched.setdefault(nearer[device], []).append(variable)
+            if len(touched) < 2:
+                continue
+            counted: list[Term] = []
+            for variables in touched.values():
+                here = program.variable(1, 0, int(any(program.hint[variable] for variable in variables)))
+                counted.append((here, 1))
+                for variable in variables:
+                    program.at_most([(variable, 1), (here, -1)], 0)
+            hint = sum(program.hint[here] for here, _ in counted) - program.hint[span]
+            excess = program.variable(len(touched), table.span_cost, hint)
+            program.at_most([*counted, (span, -1), (excess, -1)], 0)
 
     def _stays(self) -> None:
         """`stay`: this replica keeps its seat; `held`: it keeps one that it may not keep, and counts as unplaced."""
@@ -302,21 +326,25 @@ class Part:
             self.program.at_most([(variable, 1) for variable in variables], limit)
 
     def _exchanges(self) -> None:
-        """The members of a KV exchange choose one domain. Those already seated have chosen (`admits` saw to that)."""
+        """Each domain beyond the first that the members of a KV exchange touch costs. The fixed ones have paid."""
         folded, program = self.folded, self.program
         by_domain: dict[int, dict[int, list[int]]] = {}
         for (kind, _, device), variable in self.on.items():
             exchange = folded.kv[self.members[kind][0]]
-            if exchange >= 0 and not self.fixed.exchange.get(exchange):
+            if exchange >= 0 and folded.domain[device] not in (self.fixed.exchange.get(exchange) or {}):
                 by_domain.setdefault(exchange, {}).setdefault(folded.domain[device], []).append(variable)
-        for domains in by_domain.values():
+        for exchange, domains in by_domain.items():
             chosen: list[Term] = []
             for variables in domains.values():
                 here = program.variable(1, 0, int(any(program.hint[variable] for variable in variables)))
                 chosen.append((here, 1))
                 for variable in variables:
                     program.at_most([(variable, 1), (here, -1)], 0)
-            program.at_most(chosen, 1)
+            allowed = 0 if self.fixed.exchange.get(exchange) else 1
+            if len(chosen) > allowed:
+                hint = max(0, sum(program.hint[here] for here, _ in chosen) - allowed)
+                excess = program.variable(len(chosen), folded.objective.kv_apart, hint)
+                program.at_most([*chosen, (excess, -1)], allowed)
 
     # ------------------------------------------------------------ back
 
@@ -363,7 +391,7 @@ class Part:
         size = self.folded.kinds[kind].demand.tensor_parallel_size
         by_group: dict[tuple[int, int], list[int]] = {}
         for option, device in found:
-            by_group.setdefault((option, self.folded.group[device]), []).append(device)
+            by_group.setdefault((option, self.folded.group_of(kind, device)), []).append(device)
         return [
             (tuple(devices[place : place + size]), option)
             for (option, _), devices in sorted(by_group.items())

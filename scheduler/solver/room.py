@@ -68,7 +68,7 @@ def _targets(ledger: Ledger, number: int) -> list[Seat]:
     folded, kind = ledger.folded, ledger.folded.kinds[ledger.folded.kind[number]]
     size = kind.demand.tensor_parallel_size
     found: list[tuple[int, Seat]] = []
-    groups = folded.groups if size > 1 else [(device,) for device in range(len(folded.usable))]
+    groups = folded.groups_of(folded.kind[number]) if size > 1 else [(device,) for device in range(len(folded.usable))]
     for group in groups:
         for option in range(len(kind.sizes)):
             allowed = [d for d in group if option in kind.fits[folded.device_class[d]] and ledger.admits(number, d)]

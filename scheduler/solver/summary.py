@@ -74,12 +74,12 @@ def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashab
     if all(refusals):
         return refusals[-1]
     if kind.demand.tensor_parallel_size > 1:
-        return "group", folded.group[device], device
-    island = folded.island[device]
+        return "group", folded.group_of(folded.kind[number], device), device
+    island, apart = folded.island[device], ledger.apart(number, (device,))
     return (
         (group, ledger.count[device], ledger.on_server.get((kind.version, folded.server[device]), 0) > 0),
         (island >= 0, ledger.island_used[island] > 0, len(folded.islands[island])) if island >= 0 else (False,),
-        (folded.worker[device] in kind.warm_workers, device in kind.failed_devices),
+        (folded.worker[device] in kind.warm_workers, device in kind.failed_devices, apart),
         ledger.load_cost(folded.kind[number], device),
         (device in (folded.current[number] or ((), 0))[0], tuple(refusal is None for refusal in refusals)),
     )

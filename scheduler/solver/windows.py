@@ -36,7 +36,9 @@ def neighbours(
         kind = folded.kinds[folded.kind[number]]
         size = kind.demand.tensor_parallel_size
         fitting = [
-            group for group in folded.groups if sum(bool(kind.fits[folded.device_class[d]]) for d in group) >= size
+            group
+            for group in folded.groups_of(folded.kind[number])
+            if sum(bool(kind.fits[folded.device_class[d]]) for d in group) >= size
         ]
         count = max(1, devices_each // (2 * size))
         roomy = sorted(fitting, key=lambda group: -sum(sorted(ledger.free[device] for device in group)[-size:]))

@@ -28,14 +28,16 @@ def _server(state: ClusterState, worker: WorkerState) -> Server:
         topology=_with_declared(worker),
         residents=tuple(
             Resident(
-                replica.device,
+                device,
                 model.model,
                 model.launches[replica.generation].version,
                 replica.state,
                 replica.memory_bytes,
+                replica.devices,
             )
             for model in state.models.values()
             for replica in model.replicas
+            for device in replica.spans
             if (replica.worker, replica.incarnation) == (worker.worker, worker.incarnation)
         ),
         declared=tuple((device.device, device.memory_bytes) for device in worker.devices),

@@ -150,7 +150,7 @@ def placement_rows(connection: Connection) -> Rows:
     rows = []
     for row in _table(connection, connection.settings.topics.placements, PlacementRow):
         found = plain(row)
-        found["replicas"] = [f"{r.worker}:{r.device}" for r in row.replicas]
+        found["replicas"] = [f"{r.worker}:{'+'.join(r.devices or (r.device,))}" for r in row.replicas]
         found["partitions"] = [f"{p.partition}->{p.worker}" for p in row.partitions]
         rows.append(found)
     return rows

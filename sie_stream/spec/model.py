@@ -239,6 +239,12 @@ class ModelSpec(Part):
     paged_attention: PagedAttention | None = _say(None, "Paged KV cache.", True)
     lora: Lora | None = _say(None, "This model is an adapter over another one.", {"base": "llama-8b", "rank": 16})
     tensor_parallel_size: int = _say(1, "Devices one replica spans.", 2, ge=1, le=64)
+    tensor_parallel_over: Literal["nvlink", "numa", "any"] = _say(
+        "nvlink",
+        "How near these devices have to be: one NVLink island; one NUMA node, over PCIe where there is no NVLink; any "
+        "of one worker. The nearest with room are taken. The cpu devices of a worker always do.",
+        "numa",
+    )
     tokenizer: Tokenizer | None = _say(None, "The tokenizer that Stage 0 applies.", {"path": "tokenizer.json"})
     input_schema: dict[str, Any] | None = _say(
         None, "What inputs must look like (a part of JSON Schema).", {"properties": {"age": {"type": "integer"}}}

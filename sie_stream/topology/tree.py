@@ -28,6 +28,12 @@ class Resident(Struct, frozen=True):
     state: str
     memory_bytes: int
     """Memory promised to it on this device."""
+    spans: tuple[str, ...] = ()
+    """All devices of a replica that has several; empty: this one."""
+
+    @property
+    def detail(self) -> str:
+        return f"{self.state}, one replica across {'+'.join(self.spans)}" if self.spans else self.state
 
 
 class Server(Struct, frozen=True):
@@ -142,7 +148,7 @@ def _device(name: str, detail: str, memory_bytes: int, residents: Sequence[Resid
 def _residents(device: str, residents: Sequence[Resident]) -> tuple[TreeNode, ...]:
     found = [resident for resident in residents if resident.device == device]
     found.sort(key=lambda resident: (-resident.memory_bytes, resident.model, resident.version))
-    return tuple(TreeNode("resident", f"{r.model}@{r.version}", r.state, 0, r.memory_bytes) for r in found)
+    return tuple(TreeNode("resident", f"{r.model}@{r.version}", r.detail, 0, r.memory_bytes) for r in found)
 
 
 def _parent(kind: NodeKind, name: str, detail: str, children: tuple[TreeNode, ...]) -> TreeNode:

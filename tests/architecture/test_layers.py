@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "decisions",
                 "device_facts",
                 "engine_facts",
+                "replica_facts",
                 "loads",
                 "rollout_records",
                 "problems",

@@ -46,7 +46,7 @@ def test_busy_replicas_do_not_share_a_device_while_another_is_free() -> None:
     )
     wish = ReplicaWish("llm", 1, 1, "sglang", 30 * GIB, load_percent=60)
     other = structs.replace(wish, model="other")
-    problem = PlacementProblem(devices, (other,), (Resident(wish, "w0", "cuda:0"),), "binpack")
+    problem = PlacementProblem(devices, (other,), (Resident(wish, "w0", ("cuda:0",)),), "binpack")
     (apart,) = place(problem).chosen
     assert apart.worker != "w0"
     calm = structs.replace(problem, wishes=(structs.replace(other, load_percent=10),))

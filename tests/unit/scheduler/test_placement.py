@@ -58,7 +58,7 @@ def test_first_replicas_come_before_second_ones() -> None:
 
 def test_a_model_that_serves_already_waits_for_one_without_any_replica() -> None:
     devices = (offer("w0", memory=20), offer("w1", memory=20))
-    serving = Resident(wish("a", 20), "w0", "cpu0")
+    serving = Resident(wish("a", 20), "w0", ("cpu0",))
     plan = place(PlacementProblem(devices, (wish("a", 20), wish("b", 20)), (serving,)))
     assert where(plan) == [("b", "w1")]
 

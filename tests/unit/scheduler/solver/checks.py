@@ -43,9 +43,30 @@ def _broken_by_one(demand: Demand, assigned: Assignment, devices: dict[tuple[str
         rule = forbids_staying if stays else forbids
         if not assigned.held and (refusal := rule(demand, option_of(demand, assigned), device)):
             yield f"{demand.shown} on {device.shown}: {refusal.sentence}"
-    islands = {devices[assigned.place.worker, name].island for name in assigned.place.devices}
-    if len(islands) > 1 and not assigned.held:
-        yield f"{demand.shown} spans islands {sorted(map(str, islands))}"
+    if not assigned.held and not _near(assigned, demand, devices):
+        yield f"{demand.shown} spans {assigned.place.devices}, which are not near enough for {demand.span}"
+
+
+def _near(assigned: Assignment, demand: Demand, devices: dict[tuple[str, str], Device]) -> bool:
+    of_worker = [device for device in devices.values() if device.worker == assigned.place.worker]
+    chosen = [device for device in of_worker if device.name in assigned.place.devices]
+    if len(chosen) == 1 or all(device.kind == "cpu" for device in chosen):
+        return True
+    islands = {device.island for device in chosen}
+    if demand.span == "nvlink":
+        return len(islands) == 1 and None not in islands
+    if demand.span == "numa":
+        # Over islands and nodes, step by step: each device is linked to, or beside, one that is.
+        reached = chosen[:1]
+        for _ in of_worker:
+            reached += [d for d in of_worker if d not in reached and any(_beside(d, other) for other in reached)]
+        return all(device in reached for device in chosen)
+    return True
+
+
+def _beside(one: Device, other: Device) -> bool:
+    linked = one.island is not None and one.island == other.island
+    return linked or (one.numa_node is not None and one.numa_node == other.numa_node)
 
 
 def _broken_on_devices(

@@ -75,14 +75,17 @@ def devices(draw: st.DrawFn) -> tuple[Device, ...]:
     """One to four devices on one or two servers; workers, islands, tiers, taints and flags vary."""
     count = draw(st.integers(1, 4))
     split = draw(st.integers(0, count))
-    linked = draw(st.sampled_from([None, NVLINK]))
+    linked = draw(st.sampled_from([(None,), (NVLINK,), ("bridge-0", "bridge-1"), (NVLINK, None)]))
+    kind = draw(st.sampled_from(["cuda", "cuda", "cuda", "cpu"]))
     return tuple(
         device(
             f"s{int(number >= split)}:g{number}",
             draw(st.sampled_from([60, 100])),
             worker=f"s{int(number >= split)}-w{draw(st.sampled_from([0, 0, 0, 1]))}",
             reserved_bytes=draw(st.sampled_from([0, 0, 10])),
-            island=linked,
+            kind=kind,
+            island=linked[number % len(linked)] if kind == "cuda" else None,
+            numa_node=draw(st.sampled_from([0, 0, 1, None])),
             tier=draw(st.sampled_from([None] * 7 + ["tier-0"])),
             spot=draw(st.sampled_from([False] * 5 + [True])),
             cordoned=draw(st.sampled_from([False] * 7 + [True])),
@@ -97,19 +100,21 @@ def devices(draw: st.DrawFn) -> tuple[Device, ...]:
 @st.composite
 def models(draw: st.DrawFn, name: str, fleet: tuple[Device, ...]) -> list[Demand]:
     """One or two replicas of one model, some of them running somewhere."""
-    size = draw(st.sampled_from([1, 1, 1, 2]))
+    size = draw(st.sampled_from([1, 1, 2, 2, 3]))
+    span = draw(st.sampled_from(["nvlink", "nvlink", "numa", "any"]))
     sizes = draw(st.sampled_from([(10,), (30,), (30, 20), (55,), (55, 30), (90, 45)]))
     base = demand(
         name,
         *sizes,
         tensor_parallel_size=size,
+        span=span,
         exclusive=draw(st.sampled_from([False] * 5 + [True])),
         priority=draw(st.sampled_from(["P0", "P1"])),
         tier=draw(st.sampled_from([None] * 7 + ["tier-0"])),
         tags=draw(st.sampled_from([(), ("cost-sensitive",)])),
         tolerations=draw(st.sampled_from([(), (Toleration(operator="Exists"),)])),
         spot_tolerant=draw(st.booleans()),
-        max_per_worker=draw(st.sampled_from([1, 1, 2])),
+        max_per_worker=draw(st.sampled_from([1, 1, 2])) if span == "nvlink" else 1,
         max_per_server=draw(st.sampled_from([None, 1])),
         kv_group=draw(st.sampled_from([None, None, "pair"])),
         warm_on=draw(st.sampled_from([(), (fleet[0].worker,)])),

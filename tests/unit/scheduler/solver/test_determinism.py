@@ -18,7 +18,11 @@ problem = Problem(devices=fleet(7), demands=models(20, 45))
 plan = plan_fleet(problem, Limits(exact_seats_max=200, windows_max=3, gap_permille=0))
 base = structs.replace(problem, demands=running(problem.demands, plan))
 changed = [*added(base, 2), *without_server(base, 1)]
-plans = [plan, *map(replan, changed)]
+near = [structs.replace(one, kv_group="chat") if n % 9 == 0 else one for n, one in enumerate(problem.demands)]
+near = [structs.replace(one, span="any") if one.tensor_parallel_size > 1 else one for one in near]
+apart = tuple(structs.replace(one, island=f"bridge-{n % 4 // 2}") for n, one in enumerate(problem.devices[:16]))
+spanning = Problem(devices=apart, demands=tuple(near[:24]))
+plans = [plan, *map(replan, changed), plan_fleet(spanning, Limits(exact_work=50_000))]
 assert plan.statistics["programs"] > 1, "the search by windows has to take part"
 sys.stdout.buffer.write(msgspec.json.encode([plans, explain(problem, plan, "m003")]))
 """

@@ -75,14 +75,14 @@ def test_a_group_of_devices_is_explained_by_its_island() -> None:
     found = explanation(devices, demand("a", 60, current=place("s0:g0")), demand("m", 50, tensor_parallel_size=2))
     assert found.place == place("s1:g2+g3")
     assert [verdict.constraint for verdict in found.devices] == ["memory", "tensor_parallel", None, None]
-    assert found.devices[1].sentence == "s0/g1: its island has no 2 devices with room together."
+    assert found.devices[1].sentence == "s0/g1: its NVLink island has 2 devices, but no 2 with room together."
 
 
-def test_a_kv_group_binds_its_members() -> None:
+def test_what_it_costs_to_be_apart_from_its_kv_group_is_said() -> None:
     devices = (device("s0:g0"), device("s1:g0"))
     partner = demand("prefill", 10, kv_group="chat", current=place("s0:g0"))
     found = explanation(devices, partner, demand("m", 10, kv_group="chat"))
-    assert found.devices[1].sentence == "s1/g0: its KV group 'chat' lives on another island."
+    assert found.devices[1].sentence == "s1/g0: fits, and costs 2500 more (devices_used +1000, kv_apart +1500)."
 
 
 def test_what_runs_and_what_would_be_cheaper_is_said() -> None:

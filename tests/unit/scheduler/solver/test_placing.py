@@ -242,3 +242,54 @@ def test_tags_and_priority_weigh_the_sla() -> None:
     assert [sla_weight(p, ()) for p in ("P0", "P1", "P2")] == [8, 4, 2]
     assert sla_weight("P0", ("high-sla",)) == 32
     assert sla_weight("P2", ("batch-job",)) == 1
+
+
+def test_the_nearest_devices_are_taken_and_wider_ones_only_when_allowed() -> None:
+    """Bridges over pairs, two pairs, each of one NUMA node; the devices without a bridge are of the first."""
+    nodes, islands = (0, 0, 1, 1, 0, 0), ("b0", "b0", "b1", "b1", None, None)
+    devices = tuple(device(f"s0:g{n}", numa_node=nodes[n], island=islands[n]) for n in range(6))
+    near, numa, wide = (
+        assignment(replan_of(devices, demand("m", 10, tensor_parallel_size=size, span="any")), "m").place.devices
+        for size in (2, 4, 5)
+    )
+    assert near in (("g0", "g1"), ("g2", "g3"))
+    assert numa == ("g0", "g1", "g4", "g5")
+    assert len(wide) == 5
+    full = demand("full", 95, current=place("s0:g0"))
+    refused = replan_of(devices, full, demand("m", 10, tensor_parallel_size=3, span="nvlink"))
+    assert refused.unplaceable[0].why_not
+    beside = replan_of(devices, full, demand("m", 10, tensor_parallel_size=3, span="numa"))
+    assert assignment(beside, "m").place.devices == ("g1", "g4", "g5")
+
+
+def test_a_shared_device_near_by_is_better_than_an_empty_one_across_the_sockets() -> None:
+    devices = tuple(device(f"s0:g{n}", numa_node=n // 2, island=f"b{n // 2}") for n in range(4))
+    there = [demand(f"a{n}", 10, current=place(f"s0:g{2 * n}")) for n in range(2)]
+    wanted = demand("m", 40, tensor_parallel_size=2, span="any", sla_weight=8)
+    plan = replan_of(devices, *there, wanted, objective=SPREAD)
+    assert assignment(plan, "m").place.devices in (("g0", "g1"), ("g2", "g3")), "not g1 and g3, which hold nothing"
+
+
+def test_a_wide_group_is_allowed_once_per_worker_only() -> None:
+    with pytest.raises(ConfigError, match="max_per_worker 1 only"):
+        replan_of(fleet(2), demand("m", 10, tensor_parallel_size=2, span="any", max_per_worker=2))
+
+
+def test_spreading_takes_broken_islands_first_but_shares_no_device_for_that() -> None:
+    islands = tuple(device(f"s{n // 4}:g{n % 4}", island=NVLINK) for n in range(8))
+    objective = Objective(packing="spread")
+    demands = [demand(f"m{n}", 10) for n in range(6)]
+    plan = plan_fleet(Problem(devices=islands, demands=tuple(demands), objective=objective))
+    homes = where(plan)
+    assert len(set(homes.values())) == 6
+    by_server = sorted(sum(home.startswith(server) for home in homes.values()) for server in ("s0", "s1"))
+    assert by_server == [2, 4], "one island is full before the other is touched"
+
+
+def test_partners_in_kv_are_apart_only_when_they_must() -> None:
+    devices = (device("s0:g0"), device("s1:g0"))
+    full = demand("full", 90, current=place("s0:g0"))
+    prefill = demand("prefill", 10, kv_group="chat", current=place("s0:g0"))
+    plan = replan_of(devices, full, prefill, demand("decode", 10, kv_group="chat"))
+    assert assignment(plan, "decode").server == "s1"
+    assert plan.terms["kv_apart"] == Objective().kv_apart
