@@ -47,6 +47,7 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
                     **_counts(replicas, partitions),
                 },
                 do_nothing="Its partitions would wait for a process that cannot commit any more.",
+                facts=(step.fact(known.lost_by.offset, known.lost_by.kind) if known.lost_by else None,),
                 moves=_all_moves(known, replicas, partitions),
                 memory=memory_changes(step.state, removed=_states(replicas)),
             )
