@@ -35,7 +35,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help
 help: ## This list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Settings: PYTHON=python3.12  TORCH_WHEELS=dir  SEED=7  SCENARIO=name"
 
@@ -61,6 +61,10 @@ models: $(READY) ## Train and convert the models of the demo into .models (cache
 demo: models ## The whole system with real models on real Kafka; kills a worker and proves that nothing was lost
 	@exec $(BIN)/sie-stream demo
 
+.PHONY: demo-canary
+demo-canary: models ## A good, a wrong and a slow version are rolled out under load; only the good one stays
+	@exec $(BIN)/sie-stream demo-canary
+
 .PHONY: check
 check: $(READY) ## Format, lint, types, unit and architecture tests; about a minute
 	@. .ci/environment.sh
@@ -70,13 +74,25 @@ check: $(READY) ## Format, lint, types, unit and architecture tests; about a min
 	beside "$(BIN)/pyright $(TYPES)" run_tests --hypothesis-profile=$(EXAMPLES) -n 2 --dist loadfile tests/unit tests/architecture
 
 .PHONY: test
-test: check models ## Every test: check, then libraries, contract, simulation, integration and chaos
+test: check models ## Every test: check, then libraries, decoders, contract, simulation, integration and chaos
 	@. .ci/environment.sh
-	for suite in libraries contract simulation integration chaos; do
+	for suite in libraries decoders contract simulation integration chaos; do
 		stage "$$suite"
 		run_tests "tests/$$suite"
 	done
 	say "all stages passed"
+
+.PHONY: test-backends
+test-backends: models .venv-triton/.ready .venv-vllm/.ready .venv-sglang/.ready ## Backends against real Triton, vLLM and SGLang on the CPU (6 GB of environments)
+	@. .ci/environment.sh
+	run_tests tests/backends_real
+
+.venv-%/.ready: tests/backends_real/requirements-%.txt $(READY)
+	@. .ci/environment.sh
+	say "installing a real $* into .venv-$*"
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-$*
+	$(BIN)/uv pip install --quiet --no-deps $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS)) --python .venv-$*/bin/python --requirements $<
+	touch $@
 
 .PHONY: format
 format: $(READY) ## Format the code and fix what the linter can fix
@@ -90,6 +106,10 @@ sim: $(READY) ## Deterministic simulation of one world: make sim SEED=7 SCENARIO
 .PHONY: bench
 bench: models $(BENCH_READY) ## Measure against raw Kafka clients, Faust and Quix Streams in one run
 	@exec $(BIN)/python -m tests.bench.main --peers-python .venv-bench/bin/python
+
+.PHONY: bench-engine
+bench-engine: models ## Tokens per second of the decoder engine against transformers in one run
+	@exec $(BIN)/python -m tests.bench.engine
 
 $(BENCH_READY): requirements-bench.lock $(READY)
 	@. .ci/environment.sh
@@ -105,5 +125,5 @@ lock: $(READY) ## Refresh requirements.lock and requirements-bench.lock from pyp
 
 .PHONY: clean
 clean: ## Remove environments, models, state and caches (not the downloads in ~/.cache)
-	@rm -rf .venv .venv-bench .models .sie .pytest_cache .ruff_cache .hypothesis build dist bench-results
+	@rm -rf .venv .venv-bench .venv-triton .venv-vllm .venv-sglang .models .sie .pytest_cache .ruff_cache .hypothesis build dist bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -81,11 +81,12 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
         except CodecError as refusal:
             _refuse(state, partition, record, refusal)
             continue
-        if queue is None or work.version != queue.version or work.model != queue.model:
+        # By the partition's model, not the item's: a variant of a model has a topic, and so a queue, of its own.
+        if queue is None or work.version != queue.version:
             if queue is not None:
                 state.queues.extend(queue, run)
             run = []
-            queue = queue_of(state, work.model, work.version)
+            queue = queue_of(state, partition.model, work.version)
         size = len(record.value or b"")
         opened_bytes += size
         item = Item(work, partition, record.offset, queue, size)

@@ -86,9 +86,9 @@ def _affected(state: WorkerState, band: tuple[bool, ...]) -> list[Partition]:
 
 
 def _soon(state: WorkerState, model: str) -> bool:
-    """Whether room for this model is a matter of milliseconds."""
+    """Whether room for this model is a matter of milliseconds; it never is for a continuous one."""
     for replica in state.replicas.values():
-        if replica.key.model == model and replica.state == "ready":
+        if replica.key.model == model and replica.state == "ready" and not replica.sequences_max:
             engine = state.engines[replica.engine]
             if not engine.suspects and max(engine.batch_ms, running_ms(state, engine)) <= FAST_BATCH_MS:
                 return True

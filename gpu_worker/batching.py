@@ -1,18 +1,20 @@
 """What each engine does next: a suspect alone, the next model to load, the next batches.
 
 Up to two batches are given to a fast engine, so that it never waits for the host; one to an engine whose batches take
-longer, so that an urgent request waits for one batch at most. Expired items never start.
+longer, so that an urgent request waits for one batch at most. A continuous model gets its items one by one, each as a
+batch of its own, as many as it runs at once. Expired items never start.
 """
 
 from __future__ import annotations
 
 from gpu_worker.backends.base import EngineInput
+from gpu_worker.engine_ends import on_engine_ended
 from gpu_worker.engine_port import BatchCompleted
 from gpu_worker.facts import SubmitBatch
 from gpu_worker.outcomes import Turn
 from gpu_worker.queues import is_expired, ready_on
-from gpu_worker.replicas import check_load_timeout, next_to_load, reload_after_death, start_load, stop_engine
-from gpu_worker.retries import ENGINE_TIMEOUT, abandon, engine_lost, finish, runs_of
+from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, stop_engine
+from gpu_worker.retries import ENGINE_TIMEOUT, abandon, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.worker_state import WorkerState
 
@@ -20,6 +22,8 @@ FAST_BATCH_MS = 20.0
 """Engines whose batches take longer hold one batch at a time."""
 BATCHES_FAST = 2
 SMOOTHING = 0.2
+URGENT_SHARE = 4
+"""A continuous model that is full takes 1/4 more of the most urgent lane: its engine lets them pass the others."""
 
 
 def run_engine(state: WorkerState, engine: Engine) -> None:
@@ -41,14 +45,22 @@ def run_engine(state: WorkerState, engine: Engine) -> None:
 
 def _submit_batches(state: WorkerState, engine: Engine) -> None:
     slots = BATCHES_FAST if engine.batch_ms <= FAST_BATCH_MS and running_ms(state, engine) <= FAST_BATCH_MS else 1
-    while len(engine.outstanding) < slots:
-        taken = state.queues.take(engine)
+
+    def room(replica: Replica, lane: int) -> int:
+        if not replica.sequences_max:
+            return replica.launch.batch_max if engine.batches < slots else 0
+        more = max(1, replica.sequences_max // URGENT_SHARE) if lane == 0 else 0
+        return replica.sequences_max + more - replica.in_flight
+
+    while engine.continuous or engine.batches < slots:
+        taken = state.queues.take(engine, room)
         if taken is None:
             return
         replica, items = taken
         items = drop_expired(state, items)
-        if items:
-            submit(state, engine, replica, items)
+        for part in [[item] for item in items] if replica.sequences_max else [items]:
+            if part:
+                submit(state, engine, replica, part)
 
 
 def _run_suspect(state: WorkerState, engine: Engine) -> None:
@@ -80,7 +92,7 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
     assert replica.finisher is not None
     batch_id = state.next_batch
     state.next_batch += 1
-    engine.outstanding[batch_id] = Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms)
+    engine.hold(Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms))
     for partition, run in runs_of(items):
         partition.running += len(run)
     inputs: list[EngineInput] = []
@@ -94,16 +106,21 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
                 work.parameters,
                 work.seed,
                 work.deadline_at_ms or None,
+                work.priority,
             )
         )
     state.commands.append(SubmitBatch(engine.key, batch_id, replica.slot, inputs))
 
 
 def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted) -> None:
-    batch = engine.outstanding.pop(event.batch_id, None)
+    batch = engine.let_go(event.batch_id)
     if batch is None:
         return  # of an engine that was given up since
-    engine.batch_ms += SMOOTHING * (event.inference_ms - engine.batch_ms)
+    busy_ms = event.inference_ms
+    if batch.replica.sequences_max:
+        busy_ms /= batch.replica.in_flight + 1  # the others had their share of that time
+    else:
+        engine.batch_ms += SMOOTHING * (event.inference_ms - engine.batch_ms)
     engine.finished_at = state.at_ms
     engine.deaths_in_a_row = 0
     answers = [pair for pair in zip(batch.items, event.outputs, strict=True) if pair[0].partition.state != "closed"]
@@ -116,7 +133,7 @@ def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted
     items = [item for item, _ in answers]
     latency_ms = state.now_ms - items[0].work.requested_at_ms
     key = batch.replica.key
-    state.meter.answered(key.model, key.device, len(items), event.inference_ms, latency_ms)
+    state.meter.answered(key.model, key.device, len(items), busy_ms, latency_ms)
     for partition, run in runs_of(items):
         partition.running -= len(run)
     finish(state, items)
@@ -157,12 +174,11 @@ def check_timeouts(state: WorkerState, engine: Engine) -> None:
 
 def _give_up(state: WorkerState, engine: Engine, reason: str) -> None:
     stop_engine(state, engine, reason)
-    engine_lost(state, engine, ENGINE_TIMEOUT, reason)
-    reload_after_death(state, engine, reason)
+    on_engine_ended(state, engine, ENGINE_TIMEOUT, reason, reason)
 
 
 def running_ms(state: WorkerState, engine: Engine) -> float:
-    """How long the engine has been at its oldest batch; 0 without one."""
+    """How long the engine has been at its oldest batch, or without a sign of progress; 0 without a batch."""
     if not engine.outstanding:
         return 0.0
     oldest = next(iter(engine.outstanding.values()))
@@ -170,10 +186,10 @@ def running_ms(state: WorkerState, engine: Engine) -> float:
 
 
 def next_finish_ms(state: WorkerState) -> float | None:
-    """Expected time until some running batch finishes; None when none runs."""
+    """Expected time until some running batch finishes; None when none runs. Nobody knows it of a continuous model."""
     soonest: float | None = None
     for engine in state.engines.values():
-        if engine.outstanding:
+        if engine.batches:
             left = max(0.0, engine.batch_ms - running_ms(state, engine))
             if soonest is None or left < soonest:
                 soonest = left

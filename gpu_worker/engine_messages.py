@@ -1,4 +1,7 @@
-"""What crosses the socket between the host and an engine process: msgpack arrays, one message per batch, no pickle."""
+"""What crosses the socket between the host and an engine process: msgpack arrays, one message per batch, no pickle.
+
+Fields are only ever added at the end, with a default.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,12 @@ class Run(Struct, frozen=True, tag=3, array_like=True):
     items: list[EngineInput]
 
 
+class Cancel(Struct, frozen=True, tag=4, array_like=True):
+    """Nobody waits for this batch any more. One of a continuous model ends early; another is answered as ever."""
+
+    batch_id: int
+
+
 class Started(Struct, frozen=True, tag=1, array_like=True):
     pid: int
     versions: dict[str, str]
@@ -35,6 +44,8 @@ class Loaded(Struct, frozen=True, tag=2, array_like=True):
     weights_digest: str
     load_ms: int
     warmup_ms: int
+    sequences_max: int = 0
+    """Continuous models: how many requests run at once. 0: the model takes batches."""
 
 
 class NotLoaded(Struct, frozen=True, tag=3, array_like=True):
@@ -53,10 +64,16 @@ class Raised(Struct, frozen=True, tag=5, array_like=True):
     batch_id: int
     code: str
     message: str
+    shared: int = 1
+    """Batches that failed by the same exception, each told by a message of its own."""
 
 
-ToEngine = Load | Unload | Run
-FromEngine = Started | Loaded | NotLoaded | Answers | Raised
+class Stepped(Struct, frozen=True, tag=6, array_like=True):
+    """Sent now and then while continuous models run: steps are being made, whether or not anything ends."""
+
+
+ToEngine = Load | Unload | Run | Cancel
+FromEngine = Started | Loaded | NotLoaded | Answers | Raised | Stepped
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

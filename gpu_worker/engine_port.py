@@ -2,7 +2,8 @@
 sim/engine.py with virtual ones.
 
 An engine runs all models of one isolation domain (one backend on one device). It holds models in numbered slots, runs
-batches in the order they were submitted, and loads a model beside the running batches.
+batches in the order they were submitted, and loads a model beside the running batches. Continuous models run up to
+`sequences_max` batches side by side and finish them in any order.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class ModelLoaded(Struct, frozen=True):
     weights_digest: str
     load_ms: int
     warmup_ms: int
+    sequences_max: int = 0
+    """Continuous models: how many batches (of one request each) run side by side. 0: one batch after the other."""
 
 
 class LoadFailed(Struct, frozen=True):
@@ -65,6 +68,14 @@ class BatchFailed(Struct, frozen=True):
     batch_id: int
     code: str
     message: str
+    shared: int = 1
+    """Batches that failed together; each has an event of its own."""
+
+
+class EngineStepped(Struct, frozen=True):
+    """The engine's continuous models make progress, though nothing may have ended."""
+
+    engine: EngineKey
 
 
 class EngineDied(Struct, frozen=True):
@@ -75,7 +86,7 @@ class EngineDied(Struct, frozen=True):
     """Short and stable: `exit 3`, `SIGSEGV`, `SIGKILL (out of memory)`, `closed its pipe` ..."""
 
 
-EngineEvent = EngineStarted | ModelLoaded | LoadFailed | BatchCompleted | BatchFailed | EngineDied
+EngineEvent = EngineStarted | ModelLoaded | LoadFailed | BatchCompleted | BatchFailed | EngineStepped | EngineDied
 
 
 class EnginePort(Protocol):
@@ -90,6 +101,10 @@ class EnginePort(Protocol):
         ...
 
     def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None: ...
+
+    def cancel(self, engine: EngineKey, batch_id: int) -> None:
+        """Its answer is of no use any more. The batch still ends by an event, a continuous one earlier."""
+        ...
 
     def stop(self, engine: EngineKey) -> None:
         """Kill the process if there is one. No event answers: nothing of that process is reported any more."""

@@ -134,6 +134,13 @@ class SubmitBatch(Struct, frozen=True):
     items: Sequence[EngineInput]
 
 
+class CancelBatch(Struct, frozen=True):
+    """Its partition is another worker's now: the engine need not finish it."""
+
+    engine: EngineKey
+    batch_id: int
+
+
 class StopEngine(Struct, frozen=True):
     """Kill the engine process; the next LoadModel starts a new one."""
 
@@ -194,6 +201,7 @@ WorkerCommand = (
     LoadModel
     | UnloadModel
     | SubmitBatch
+    | CancelBatch
     | StopEngine
     | PositionPartitions
     | DrainPartitions

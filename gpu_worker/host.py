@@ -14,6 +14,7 @@ from typing import assert_never
 from gpu_worker.committer import CommitPort
 from gpu_worker.engine_port import EnginePort
 from gpu_worker.facts import (
+    CancelBatch,
     Commit,
     DrainPartitions,
     LoadModel,
@@ -235,6 +236,8 @@ class WorkerHost:
             match command:
                 case SubmitBatch():
                     self._engines.submit(command.engine, command.batch_id, command.slot, command.items)
+                case CancelBatch():
+                    self._engines.cancel(command.engine, command.batch_id)
                 case Commit():
                     self._commit = command
                 case PausePartitions():

@@ -13,11 +13,13 @@ from gpu_worker import commits, partitions
 from gpu_worker.admission import admit, admit_backlogs
 from gpu_worker.back_pressure import apply_back_pressure
 from gpu_worker.batching import FAST_BATCH_MS, end_expired, next_finish_ms, on_batch_completed, run_engine
+from gpu_worker.engine_ends import on_engine_ended
 from gpu_worker.engine_port import (
     BatchCompleted,
     BatchFailed,
     EngineDied,
     EngineStarted,
+    EngineStepped,
     LoadFailed,
     ModelLoaded,
 )
@@ -41,8 +43,8 @@ from gpu_worker.facts import (
 )
 from gpu_worker.outcomes import Outcomes
 from gpu_worker.pacing import CommitPacer
-from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, reload_after_death
-from gpu_worker.retries import on_batch_failed, on_engine_died
+from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded
+from gpu_worker.retries import POISON, on_batch_failed
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import DeviceBack, DeviceLost, WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
 from sie_stream.settings import Settings
@@ -89,9 +91,15 @@ class WorkerMachine:
         next_finish = next_finish_ms(self.state)
         wait = IDLE_WAIT_MS
         if self.busy:
-            wait = SLOW_WAIT_MS if next_finish is not None and next_finish > FAST_BATCH_MS else BUSY_WAIT_MS
+            wait = SLOW_WAIT_MS if self._in_no_hurry(next_finish) else BUSY_WAIT_MS
         due = commits.due_in_ms(self.state, self._commits, next_finish)
         return wait if due is None else min(wait, due)
+
+    def _in_no_hurry(self, next_finish: float | None) -> bool:
+        """Only slow batches or requests of continuous models run: the topics can be looked at less often."""
+        if next_finish is not None:
+            return next_finish > FAST_BATCH_MS
+        return not self._commits.under_way and any(engine.outstanding for engine in self.state.engines.values())
 
     def decide(self, events: Sequence[WorkerEvent]) -> Sequence[WorkerCommand]:
         state = self.state
@@ -152,10 +160,12 @@ class WorkerMachine:
                 on_load_failed(state, event)
             case BatchFailed():
                 on_batch_failed(state, engine_of(state, event.engine), event)
+            case EngineStepped():
+                engine_of(state, event.engine).finished_at = state.at_ms
             case EngineDied():
                 engine = engine_of(state, event.engine)
-                on_engine_died(state, engine, event)
-                reload_after_death(state, engine, event.cause)
+                message = f"the engine process ended ({event.cause})"
+                on_engine_ended(state, engine, POISON, message, event.cause)
             case DeviceFailed():
                 identity = state.identity
                 lost = DeviceLost(identity.worker, identity.incarnation, event.device, event.cause)

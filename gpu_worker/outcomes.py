@@ -48,6 +48,7 @@ from sie_stream.records import (
     Usage,
     header,
 )
+from sie_stream.rollout_records import SHADOW
 
 COMPONENT = "worker"
 UNIMPORTANT_LIBRARIES = ("python", "numpy")
@@ -166,7 +167,7 @@ class Outcomes:
                 error = ResultError("output_not_text", f"the outputs cannot be written: {refusal.message}", "outputs")
                 self._failed(turn, item, answer, error, output)
                 continue
-            if work.output_topic or work.reply_topic or len(value) > value_bytes_max:
+            if work.output_topic or work.reply_topic or len(value) > value_bytes_max or work.variant[:1] == SHADOW:
                 result = _result(turn, item, answer, "ok", built, None)
                 self._terminal(item, result, batch.finisher.launch, output)
             else:
@@ -221,6 +222,8 @@ class Outcomes:
         """An item no engine survives, or that every engine refuses: `failed`, and its bytes to the dead letters."""
         message = f"gave up after {item.attempts} attempts, the last one alone: {item.message}"
         self.ended(item, "failed", item.code, message, launch, now_ms, output)
+        if item.work.variant[:1] == SHADOW:
+            return  # a copy; the request itself is answered elsewhere
         place = item.partition.partition
         record = LogRecord(
             place.topic, place.partition, item.offset, item.work.routed_at_ms, item.work.key, encode_work(item.work)
@@ -264,6 +267,10 @@ class Outcomes:
                 reply=work.reply_topic,
                 reply_serializer="avro" if work.schema_id else "json",
             )
+        if work.variant[:1] == SHADOW:
+            key = result_key(work.key, work.request_id)
+            output.writes.append(LogWrite(self._names.shadow, encode_result(result), key))
+            return
         writes = terminal_writes(self._names, result, work.key, copies, encode_result, result_json)
         output.writes.append(writes[0])
         output.copies.extend(writes[1:])

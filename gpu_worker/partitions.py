@@ -15,6 +15,7 @@ from typing import assert_never
 import msgspec
 
 from gpu_worker.facts import (
+    CancelBatch,
     DrainPartitions,
     PartitionPositioned,
     PartitionReadOut,
@@ -146,8 +147,17 @@ def close_partition(state: WorkerState, partition: Partition) -> None:
     state.closed(partition.model, partition.running)
     partition.open -= partition.running
     partition.state = "closed"
+    _cancel_running(state, partition)
     _forget(state, partition)
     state.note("partition_closed", **_fields(partition))
+
+
+def _cancel_running(state: WorkerState, partition: Partition) -> None:
+    """Continuous models may stop working for it."""
+    for engine in state.engines.values():
+        for batch in engine.outstanding.values():
+            if batch.replica.sequences_max and batch.items[0].partition is partition:
+                state.commands.append(CancelBatch(engine.key, batch.batch_id))
 
 
 def _stop_reading(state: WorkerState, partition: Partition) -> None:

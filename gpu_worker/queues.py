@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_worker.state import Engine, Item, ModelQueue, Partition, Replica
 from sie_stream.ids import LANES
 
+Room = Callable[[Replica, int], int]
+"""(replica, lane) -> how many items it may be given now."""
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 """Inputs of one batch: bounds the message to the engine."""
 
@@ -87,19 +90,20 @@ class Queues:
         elif held is not None:
             del item.queue.by_key[item.key]
 
-    def take(self, engine: Engine) -> tuple[Replica, list[Item]] | None:
-        """The next batch for this engine: highest lane first, models in turn, at most the model's batch_max.
+    def take(self, engine: Engine, room: Room) -> tuple[Replica, list[Item]] | None:
+        """The next items for this engine: highest lane first, models in turn, as many as there is room for.
 
-        Nothing when nothing waits that a ready replica of this engine may run.
+        Nothing when nothing waits that a ready replica of this engine has room for.
         """
         for lane in range(LANES):
             waiting = self.waiting[lane]
             for key, queue in waiting.items():
                 replica = ready_on(queue, engine)
-                if replica is None:
+                count = 0 if replica is None else room(replica, lane)
+                if replica is None or count <= 0:
                     continue
                 items = queue.lanes[lane]
-                taken = _front(items, replica.launch.batch_max)
+                taken = _front(items, count)
                 del waiting[key]
                 if items:
                     waiting[key] = queue

@@ -98,12 +98,14 @@ def on_loaded(state: WorkerState, event: ModelLoaded) -> None:
     replica.warmup_ms = event.warmup_ms
     replica.engine_start_ms = max(0, round(state.at_ms - replica.loading_since) - event.load_ms - event.warmup_ms)
     replica.load_attempts = 0
+    replica.sequences_max = event.sequences_max
+    engine.continuous = engine.continuous or event.sequences_max > 0
     replica.state = "ready"
     _become_ready(state, replica)
 
 
 def _become_ready(state: WorkerState, replica: Replica) -> None:
-    """Prepare its results and say so, unless that was said before (a reload after an engine's death is our affair)."""
+    """Prepare its results and say so, unless that was said before."""
     try:
         replica.finisher = state.outcomes.finisher(replica, engine_of(state, replica.engine).versions)
     except Stage2Refused as refusal:
@@ -171,6 +173,8 @@ def reload_after_death(state: WorkerState, engine: Engine, cause: str) -> None:
     for replica in state.replicas.values():
         if replica.engine == engine.key and replica.state == "ready":
             replica.state = "waiting"
+            replica.listed_at = state.at_ms
+            replica.reported = False  # the scheduler knows that it is down, and wants to know when it is back
             engine.to_load.append(replica)
 
 

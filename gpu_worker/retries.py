@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_worker.engine_port import BatchFailed, EngineDied
+from gpu_worker.engine_port import BatchFailed
 from gpu_worker.state import Batch, Engine, Item, Partition
 from gpu_worker.worker_state import WorkerState
 
@@ -33,34 +33,39 @@ class Failure(NamedTuple):
 NEVER_MAX = 1 << 30
 
 
-def on_engine_died(state: WorkerState, engine: Engine, event: EngineDied) -> None:
-    """All that the engine held are suspects; the caller lets its models be loaded again."""
-    engine_lost(state, engine, POISON, f"the engine process ended ({event.cause})")
+def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> list[str]:
+    """All that the engine held are suspects; the caller lets its models be loaded again.
 
-
-def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> None:
+    Returns the ids of the requests that are given up.
+    """
     engine.running = False
     engine.deaths_in_a_row += 1
     pause = RESTART_PAUSE_MS[min(engine.deaths_in_a_row, len(RESTART_PAUSE_MS) - 1)]
     engine.down_until = state.at_ms + pause
     batches = list(engine.outstanding.values())
-    engine.outstanding.clear()
+    for batch in batches:
+        engine.let_go(batch.batch_id)
     alone = sum(len(batch.items) for batch in batches) == 1
     attempts_max = state.settings.engine_attempts_max if alone else NEVER_MAX
-    for batch in batches:
-        _suspect(state, engine, batch, Failure(code, message, attempts_max))
+    failure = Failure(code, message, attempts_max)
+    return [request_id for batch in batches for request_id in _suspect(state, engine, batch, failure)]
 
 
 def on_batch_failed(state: WorkerState, engine: Engine, event: BatchFailed) -> None:
-    """The backend raised: the items of that batch are suspects, the engine lives."""
-    batch = engine.outstanding.pop(event.batch_id, None)
+    """The backend raised: the items of that batch are suspects, the engine lives. So are those that shared the step."""
+    batch = engine.let_go(event.batch_id)
     if batch is not None:
-        attempts_max = state.settings.engine_attempts_max if len(batch.items) == 1 else NEVER_MAX
+        alone = len(batch.items) == 1 and event.shared == 1
+        attempts_max = state.settings.engine_attempts_max if alone else NEVER_MAX
         _suspect(state, engine, batch, Failure(event.code, event.message, attempts_max))
 
 
-def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure) -> None:
-    """Each item of the batch is retried alone, given up, or (when its partition is being given back) left alone."""
+def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure) -> list[str]:
+    """Each item of the batch is retried alone, given up, or (when its partition is being given back) left alone.
+
+    Returns the ids of the requests that are given up.
+    """
+    given_up: list[str] = []
     for item in batch.items:
         partition = item.partition
         if partition.state == "closed":
@@ -72,10 +77,12 @@ def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure)
         if item.attempts >= failure.attempts_max:
             state.outcomes.poisoned(item, batch.finisher.launch, state.now_ms, state.output)
             finish(state, [item])
+            given_up.append(item.work.request_id)
         elif partition.state == "open":
             engine.suspects.append(item)
         else:
             abandon(state, item)
+    return given_up
 
 
 def abandon(state: WorkerState, item: Item) -> None:

@@ -96,7 +96,7 @@ class Replica:
     memory_bytes: int = 0
     weights_digest: str = ""
     listed_at: float = NEVER
-    """When the row that placed it was read."""
+    """When the row that placed it was read, or its engine died."""
     waited_ms: int = 0
     """From there to the order to load it."""
     engine_start_ms: int = 0
@@ -107,6 +107,10 @@ class Replica:
     """Whether any of its results were ready to be committed."""
     finisher: Finisher | None = None
     """There while the replica is ready."""
+    sequences_max: int = 0
+    """Continuous models: how many requests the engine runs at once; each is a batch of its own. 0: takes batches."""
+    in_flight: int = 0
+    """Continuous models: requests the engine holds."""
     reported: bool = False
     """Whether ReplicaReady or ReplicaFailed went out."""
 
@@ -150,7 +154,11 @@ class Engine:
     replicas: int = 0
     """Models placed on it, in any state."""
     outstanding: dict[int, Batch] = field(default_factory=dict)
-    """By batch id, oldest first."""
+    """By batch id, oldest first. Changed by hold() and let_go() only."""
+    batches: int = 0
+    """Those of outstanding that run one after the other: all but the requests of continuous models."""
+    continuous: bool = False
+    """Whether it ever held a continuous model."""
     suspects: deque[Item] = field(default_factory=deque)
     """Items that were there when the engine failed; each is run alone."""
     to_load: deque[Replica] = field(default_factory=deque)
@@ -164,3 +172,22 @@ class Engine:
     """Deaths since the engine last did something useful."""
     down_until: float = NEVER
     """No process is started before (monotonic)."""
+
+    def hold(self, batch: Batch) -> None:
+        """The engine has it from now on."""
+        self.outstanding[batch.batch_id] = batch
+        if batch.replica.sequences_max:
+            batch.replica.in_flight += 1
+        else:
+            self.batches += 1
+
+    def let_go(self, batch_id: int) -> Batch | None:
+        """It ended; None for one of an engine that was given up since."""
+        batch = self.outstanding.pop(batch_id, None)
+        if batch is None:
+            return None
+        if batch.replica.sequences_max:
+            batch.replica.in_flight -= 1
+        else:
+            self.batches -= 1
+        return batch

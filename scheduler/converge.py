@@ -19,6 +19,7 @@ from scheduler.replanning import make_room, waits_for_plan
 from scheduler.seats import several
 from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
+from scheduler.variants import is_unit, route_variants, shares_in_words, wait_for_ingress
 from sie_stream.decisions import SolverRun
 
 
@@ -47,7 +48,7 @@ def model_due_ms(state: ClusterState, model: ModelState, load_timeout_ms: int) -
     """When a tick has to look at this model next; NEVER_MS when only a fact can change anything."""
     due = min(model.delete_at_ms, model.give_up_at_ms, model.topic_due_ms)
     for replica in model.replicas:
-        if replica.state == "loading":
+        if replica.awaited:
             due = min(due, state.load_deadline_ms(replica, load_timeout_ms))
     if _missing(model) > 0:
         due = min(due, model.try_at_ms)
@@ -242,14 +243,15 @@ def _settle(step: Step, model: ModelState) -> None:
         # A lost worker cannot answer: its partitions wait for the fence.
         asked = tuple(p for p in moves.ask_back if p.owner is not None and step.state.live(*p.owner[:2]))
         for partition in asked:
-            ask_back(partition)
+            ask_back(partition, step.offset)
+        freed_by = tuple(dict.fromkeys(partition.freed_by for partition, _ in moves.assign))
         for partition, owner in moves.assign:
             assign(partition, owner, step.offset)
         if moves.assign and serving[0].generation == model.generation:
             model.timings_ms.setdefault("assigned", step.now_ms)
         if moves.assign or asked:
             step.touch("placements", model.model)
-            _say_moves(step, model, moves.assign, asked)
+            _say_moves(step, model, moves.assign, asked, freed_by)
     _retire(step, model)
     if model.working_off:
         drop_if_over(step, model)
@@ -304,25 +306,41 @@ def _retire(step: Step, model: ModelState) -> None:
 
 def _publish_route(step: Step, model: ModelState) -> None:
     """The route of the present generation, once its topic exists and no older one is in charge."""
-    if model.status == "deleting" or not model.topic_ready:
+    if model.status == "deleting" or not model.topic_ready or is_unit(model):
         return
     older_in_charge = any(replica.state != "draining" for replica in model.older())
     width = len(model.partitions) // model.route.lanes
     route = model.published_route
+    variants, rules = route_variants(step.state, model)
+    same = False
     if route is not None:
-        unchanged = model.routed_generation == model.generation and route.width == width
-        if unchanged or older_in_charge:
+        same = model.routed_generation == model.generation and route.width == width
+        if same and (route.variants, route.rules) == (variants, rules):
             return
+        if older_in_charge and not same and not model.rollouts:
+            return
+        if (route.variants, route.rules) == (variants, rules) and older_in_charge:
+            return
+        wait_for_ingress(step, model)
+    # Shares may change while an older generation is still in charge; the rest of the route may not.
+    base, generation = model.route, model.generation
+    if route is not None and (older_in_charge or same):
+        base, generation = route, model.routed_generation
     model.published_route = structs.replace(
-        model.route, route_epoch=step.offset, width=width, asleep=not model.replicas_wanted
+        base,
+        route_epoch=step.offset,
+        width=width,
+        variants=variants,
+        rules=rules,
+        asleep=not model.replicas_wanted,
     )
-    model.routed_generation = model.generation
+    model.routed_generation = generation
     step.decide(
         "route_published",
         model.model,
         "Its topic exists; requests are taken from now on and wait there until a replica serves them."
         if route is None
-        else f"Version {model.version} is in charge.",
+        else shares_in_words(variants),
         chosen={"version": model.version, "topic": model.route.topic, "width": width, "route_epoch": step.offset},
         do_nothing="Requests would be answered unknown_model." if route is None else "The old route would stay.",
     )
@@ -335,8 +353,12 @@ def _say_moves(
     model: ModelState,
     given: tuple[tuple[PartitionState, ReplicaKey], ...],
     asked_back: tuple[PartitionState, ...],
+    freed_by: tuple[int, ...],
 ) -> None:
-    """One decision for all assignments of this step, one for all requests to release."""
+    """One decision for all assignments of this step, one for all requests to release.
+
+    freed_by: offsets of the records by which those that are given had been asked back, or had lost their owner.
+    """
     if given:
         by_owner: dict[str, list[str]] = {}
         for partition, owner in given:
@@ -347,6 +369,7 @@ def _say_moves(
             "They were free (new, released, or their owner is fenced), and these replicas are ready.",
             chosen={worker: ", ".join(numbers) for worker, numbers in by_owner.items()},
             do_nothing="Their requests would wait.",
+            facts=tuple(step.fact(offset, "cause of their being free") for offset in freed_by),
             moves=partition_moves(model.model, by_owner, "given"),
         )
     if asked_back:

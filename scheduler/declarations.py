@@ -19,7 +19,7 @@ from scheduler.state import NEVER_MS, ModelState
 from scheduler.step import Step
 from sie_stream.control import ApplyModel, DeleteModel, TopicEnsured, TopicFailed
 from sie_stream.errors import ConfigError, did_you_mean
-from sie_stream.ids import LANES, instance_id
+from sie_stream.ids import LANES, base_of, instance_id
 from sie_stream.problems import Problem, SpecError
 from sie_stream.spec import colliding
 
@@ -28,8 +28,8 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     """Accept, refuse or recognise a declaration. A change starts a new generation beside the one that serves."""
     try:
         accepted = accept(bytes(record.spec), step.settings.topics)
-        _refuse_confusing_name(step, accepted.model)
-        _refuse_oversize(step, accepted)
+        refuse_confusing_name(step, accepted.model)
+        refuse_oversize(step, accepted)
     except ConfigError as error:
         step.decide(
             "model_rejected",
@@ -41,13 +41,13 @@ def apply_model(step: Step, record: ApplyModel) -> None:
         return
     model = step.state.models.get(accepted.model)
     if model is None:
-        model = _new_model(step, accepted)
+        model = new_model(step, accepted)
         reason = "A new model; its declaration is valid."
     elif model.generation and bytes(model.spec) == bytes(accepted.spec):
         _apply_again(step, model, record.actor)
         return
     else:
-        reason = _new_generation(step, model, accepted)
+        reason = new_generation(step, model, accepted)
     model.timings_ms = {"applied": step.now_ms}
     model.applied_offset = step.offset
     model.applied_ms = step.now_ms
@@ -66,13 +66,13 @@ def apply_model(step: Step, record: ApplyModel) -> None:
         },
         do_nothing="Requests for it are answered unknown_model." if model.generation == 1 else "The old version stays.",
     )
-    _want_topic(step, model)
+    want_topic(step, model)
     step.touch("models", model.model)
     step.touch("instances", model.model)
     step.look_at(model)
 
 
-def _refuse_confusing_name(step: Step, name: str) -> None:
+def refuse_confusing_name(step: Step, name: str) -> None:
     """Raises SpecError when the name's topic and that of another model differ only in what Kafka cannot tell apart."""
     other = colliding(name, [*step.state.models, *step.state.topic_widths])
     if other is not None:
@@ -80,7 +80,7 @@ def _refuse_confusing_name(step: Step, name: str) -> None:
         raise SpecError([Problem("name", repr(name), message, nearest=name.replace(".", "-").replace("_", "-"))])
 
 
-def _refuse_oversize(step: Step, accepted: Accepted) -> None:
+def refuse_oversize(step: Step, accepted: Accepted) -> None:
     """Raises SpecError when a row with all replicas, old and new, would not fit into a record."""
     launch_bytes = len(msgspec.json.encode(accepted.launch))
     needed = 2 * accepted.replicas_wanted * (launch_bytes + 256) + len(accepted.spec)
@@ -93,10 +93,10 @@ def _refuse_oversize(step: Step, accepted: Accepted) -> None:
         raise SpecError([Problem("", f"{launch_bytes} bytes", message)])
 
 
-def _new_model(step: Step, accepted: Accepted) -> ModelState:
+def new_model(step: Step, accepted: Accepted) -> ModelState:
     model = ModelState(
         model=accepted.model,
-        instance=instance_id(accepted.model),
+        instance=instance_id(base_of(accepted.model)),
         spec=accepted.spec,
         version=accepted.launch.version,
         generation=1,
@@ -113,7 +113,7 @@ def _new_model(step: Step, accepted: Accepted) -> ModelState:
     return model
 
 
-def _new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
+def new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
     """The new spec becomes the present generation. Returns the reason, as a sentence."""
     before = model.version
     _restore(step, model)
@@ -189,7 +189,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     What nobody can work off (see `drop_if_over`) stays there, with the committed offsets, until retention ends: it is
     worked off when the model is applied again before that.
     """
-    model = step.state.models.get(record.model)
+    model = step.state.models.get(record.model) if base_of(record.model) == record.model else None
     if model is None or model.status == "deleting":
         why = (
             "It is being deleted already."
@@ -217,7 +217,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     step.look_at(model)
 
 
-def _want_topic(step: Step, model: ModelState) -> None:
+def want_topic(step: Step, model: ModelState) -> None:
     """Ask for the work topic unless it exists with all its partitions."""
     if model.topic_ready:
         return

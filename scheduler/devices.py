@@ -7,8 +7,9 @@ from it, and both go elsewhere. A new incarnation of the worker reports anew wha
 from __future__ import annotations
 
 from scheduler.evidence import memory_changes, went
-from scheduler.state import LostAt, LostDevice, ModelState, ReplicaState, WorkerState
+from scheduler.state import ModelState, ReplicaState
 from scheduler.step import TEXT_CHARS_MAX, Step, shortened
+from scheduler.worker_state import LostAt, LostDevice, WorkerState
 from sie_stream.control import DeviceBack, DeviceLost
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.autoscale import ScalePolicy, decide, first_state
+from scheduler.busy import noticed
 from scheduler.demand import Load
 from scheduler.direction import direct_traffic
+from scheduler.rebalance import want_rebalance
 from scheduler.relief import give_way, lacks_guarantee
 from scheduler.sleep import sleeps, want_replicas
-from scheduler.state import ClusterState, LoadTally, ModelState
+from scheduler.state import NEVER_MS, ClusterState, LoadTally, ModelState
 from scheduler.step import Step
 from sie_stream.control import WorkerLoad, WorkWaiting
 from sie_stream.loads import ModelLoad
@@ -77,9 +79,13 @@ def look_at_loads(step: Step) -> None:
     state.scale_due_ms = step.now_ms + EVERY_MS
     for model in state.models.values():
         tally, model.load = model.load, LoadTally(since_ms=step.now_ms)
+        if tally.arrivals or model.busy.known:
+            window_ms = step.now_ms - tally.since_ms if tally.since_ms else EVERY_MS
+            model.busy = noticed(model.busy, window_ms, tally.arrivals, tally.completions, tally.busy_ms)
         if model.status == "accepted" and model.routed_generation:
             direct_traffic(step, model, tally, EVERY_MS)
-            if model.scaling is not None:
+            # While keys move to another version, less load on this one does not mean that less is needed.
+            if model.scaling is not None and not model.rollouts:
                 scale(step, model, tally)
     give_way(step)
 
@@ -94,6 +100,8 @@ def scale(step: Step, model: ModelState, tally: LoadTally) -> None:
     if not decision.changed:
         return
     want_replicas(step, model, decision.wanted)
+    if step.state.rebalance_due_ms == NEVER_MS:
+        want_rebalance(step)
     step.decide(
         "replicas_scaled",
         model.model,

@@ -15,16 +15,23 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
+    HoldTopic,
     PartitionReleased,
+    ReleaseTopic,
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
+    RolloutOrder,
+    RoutesHeld,
     SchedulerElected,
+    StartRollout,
     Tick,
     TopicEnsured,
     TopicFailed,
     UncordonWorker,
     UndoDecision,
+    VariantWindow,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -46,8 +53,16 @@ def asked_by(record: ClusterRecord) -> str:
             | DrainWorker(actor=actor)
             | UncordonWorker(actor=actor)
             | UndoDecision(actor=actor)
+            | StartRollout(actor=actor)
+            | RolloutOrder(actor=actor)
+            | HoldTopic(actor=actor)
+            | ReleaseTopic(actor=actor)
         ):
             return actor or "somebody unnamed"
+        case VariantWindow():
+            return record.reporter or "the statistics of results"
+        case RoutesHeld():
+            return record.ingress
         case WorkerExited():
             return record.reporter or f"the supervisor of {record.worker}"
         case WorkerFenced() | TopicEnsured() | TopicFailed():
@@ -59,6 +74,7 @@ def asked_by(record: ClusterRecord) -> str:
             | WorkerLeft()
             | DeviceLost()
             | DeviceBack()
+            | EngineLost()
             | ReplicaReady()
             | ReplicaAnswered()
             | ReplicaFailed()
@@ -87,6 +103,16 @@ def came(model: str, replica: ReplicaState, source: str = "") -> Move:
 def went(model: str, replica: ReplicaState) -> Move:
     """The replica is listed no more."""
     return Move(model, "replica", seat(replica), "")
+
+
+def stopped(model: str, replica: ReplicaState) -> Move:
+    """The replica is listed still, and does not answer for now."""
+    return Move(model, "service", seat(replica), "")
+
+
+def resumed(model: str, replica: ReplicaState) -> Move:
+    """It answers again."""
+    return Move(model, "service", "", seat(replica))
 
 
 def partition_moves(model: str, by_worker: dict[str, list[str]], verb: str) -> tuple[Move, ...]:

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 from scheduler.autoscale import ScalePolicy, policy_of
 from scheduler.capability import device_bytes
 from scheduler.rules import PlacementRules, rules_of
-from sie_stream.control import ModelLaunch, RouteRow, VariantRow
+from sie_stream.control import GoldenRequest, ModelLaunch, RouteRow, VariantRow
 from sie_stream.ids import LANES, TopicNames, instance_id
 from sie_stream.problems import Problem, SpecError, shown
 from sie_stream.routing import SHARES
@@ -104,6 +104,10 @@ def launch_of(spec: ModelSpec) -> ModelLaunch:
         output_schema=_schema(spec.output_schema),
         tokenizer=_tokenizer_path(spec),
         pre_warmup=tuple(_warmup_inputs(spec, item) for item in spec.pre_warmup),
+        golden=tuple(
+            GoldenRequest(_warmup_inputs(spec, one.inputs), msgspec.json.encode(one.outputs).decode(), one.tolerance)
+            for one in spec.golden
+        ),
         output_serializer=spec.kafka_output.value_serializer if spec.kafka_output else "avro",
         tensor_parallel=spec.tensor_parallel_size,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NEVER_MS = 1 << 62
+"""A time that does not come."""
+
 DELETE_LINGER_MS = 5_000
 """A deleted model goes on as before this long, because ingress may still hold its route. What is in its topic then is
 worked off to the end, however long that takes; only then is it dropped. Not waited for is what an ingress adds that
@@ -43,6 +46,13 @@ TOPIC_BACKOFF_MAX_MS = 30_000
 
 RECONNECT_MS = 10_000
 """Longest extra time that workers get to be heard again after the log stood still."""
+
+ENGINE_DEATHS_MAX = 3
+ENGINE_DEATHS_MS = 60_000
+"""An engine that ended so often within this time, for nothing that is to blame, gives its replicas up."""
+
+UNSTABLE_CALM_MS = 600_000
+"""A model that left an unstable engine leaves no other one within this time: it may be the model itself."""
 
 FORGET_WORKER_MS = 600_000
 """A worker that ended this long ago is dropped from the state."""

@@ -13,7 +13,6 @@ from msgspec import structs
 
 from scheduler.converge import converge, model_due_ms
 from scheduler.declarations import (
-    apply_model,
     ask_topic_again,
     delete_model,
     drain_deleted,
@@ -22,6 +21,8 @@ from scheduler.declarations import (
 )
 from scheduler.devices import device_back, device_lost
 from scheduler.elastic import look_at_loads, work_waiting, worker_load
+from scheduler.engines import engine_lost
+from scheduler.holds import change_hold
 from scheduler.maintenance import cordon_worker, drain_worker, say_drained, uncordon_worker
 from scheduler.membership import (
     check_workers,
@@ -42,9 +43,11 @@ from scheduler.replicas import (
     replica_failed,
     replica_ready,
 )
+from scheduler.rollouts import apply_or_roll_out, follow_rollouts, rollout_order, start_rollout, variant_window
 from scheduler.state import NEVER_MS, ClusterState
 from scheduler.step import Step
 from scheduler.undo import undo_decision
+from scheduler.variants import check_routes, routes_held
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
@@ -53,18 +56,25 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
     FoldSettings,
+    HoldTopic,
     PartitionReleased,
+    ReleaseTopic,
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaReady,
+    RolloutOrder,
+    RoutesHeld,
     SchedulerCommand,
     SchedulerElected,
+    StartRollout,
     Tick,
     TopicEnsured,
     TopicFailed,
     UncordonWorker,
     UndoDecision,
+    VariantWindow,
     WorkerExited,
     WorkerFenced,
     WorkerHeartbeat,
@@ -74,6 +84,19 @@ from sie_stream.control import (
     WorkWaiting,
 )
 from sie_stream.settings import Settings
+
+Command = (
+    ApplyModel
+    | StartRollout
+    | RolloutOrder
+    | DeleteModel
+    | CordonWorker
+    | DrainWorker
+    | UncordonWorker
+    | UndoDecision
+    | HoldTopic
+    | ReleaseTopic
+)
 
 
 class SchedulerMachine:
@@ -100,6 +123,8 @@ class SchedulerMachine:
         state.now_ms = max(state.now_ms, timestamp_ms)
         step = Step(state, self.settings_in_force, record_offset, record)
         dispatch(step, record)
+        if state.rolling:
+            follow_rollouts(step)
         if step.dirty or step.capacity_freed:
             while step.dirty or step.capacity_freed:
                 converge(step)
@@ -119,7 +144,7 @@ def fold_settings(settings: Settings) -> FoldSettings:
 
 
 def dispatch(step: Step, record: ClusterRecord) -> None:
-    """One handler per kind of record. The most frequent come first."""
+    """One handler per kind of fact, the most frequent first; the rest are commands."""
     match record:
         case WorkerHeartbeat():
             worker_heard(step, record)
@@ -142,19 +167,10 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             topic_ensured(step, record)
         case TopicFailed():
             topic_failed(step, record)
-        case ApplyModel():
-            apply_model(step, record)
-        case DeleteModel():
-            delete_model(step, record)
-        case CordonWorker():
-            cordon_worker(step, record)
-        case DrainWorker():
-            drain_worker(step, record)
-        case UncordonWorker():
-            uncordon_worker(step, record)
-            want_rebalance(step)
-        case UndoDecision():
-            undo_decision(step, record)
+        case VariantWindow():
+            variant_window(step, record)
+        case RoutesHeld():
+            routes_held(step, record)
         case WorkerJoined():
             worker_joined(step, record)
             want_rebalance(step)
@@ -169,23 +185,56 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
         case DeviceBack():
             device_back(step, record)
             want_rebalance(step)
+        case EngineLost():
+            engine_lost(step, record)
         case SchedulerElected():
             elected(step, record)
         case _:
-            assert_never(record)
+            obey(step, record)
+
+
+def obey(step: Step, command: Command) -> None:
+    """One handler per kind of command that people give."""
+    match command:
+        case ApplyModel():
+            apply_or_roll_out(step, command)
+        case StartRollout():
+            start_rollout(step, command)
+        case RolloutOrder():
+            rollout_order(step, command)
+        case DeleteModel():
+            delete_model(step, command)
+        case CordonWorker():
+            cordon_worker(step, command)
+        case DrainWorker():
+            drain_worker(step, command)
+        case UncordonWorker():
+            uncordon_worker(step, command)
+            want_rebalance(step)
+        case UndoDecision():
+            undo_decision(step, command)
+        case HoldTopic() | ReleaseTopic():
+            change_hold(step, command)
+        case HoldTopic() | ReleaseTopic():
+            change_hold(step, command)
+        case _:
+            assert_never(command)
 
 
 def elected(step: Step, record: SchedulerElected) -> None:
     """It wrote this inside a transaction, so it is the only one that can commit decisions."""
     before = step.state.leader
+    silent_ms = step.now_ms - step.state.last_tick_ms if step.state.last_tick_ms else None
+    silence = "" if silent_ms is None else f" Nobody had ticked for {silent_ms} ms."
     step.state.leader = record.scheduler
     step.state.leader_is_new = True
     step.state.settings = record.settings or step.state.settings
     step.decide(
         "scheduler_elected",
         record.scheduler,
-        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.",
+        f"It took the scheduler's transactional id{f' from {before}' if before else ''}.{silence}",
         chosen={"scheduler": record.scheduler, "before": before or "nobody", "release": record.release or "unknown"},
+        took_ms=silent_ms,
     )
 
 
@@ -208,6 +257,7 @@ def tick(step: Step, record: Tick) -> None:
     check_workers(step)
     look_at_loads(step)
     rebalance(step)
+    check_routes(step)
     advance_plan(step)
     if step.now_ms >= state.models_due_ms:
         check_models(step)

@@ -8,8 +8,9 @@ are `leaving`: each is replaced elsewhere, serves until its replacement is ready
 
 from __future__ import annotations
 
-from scheduler.state import Cordon, ModelState
+from scheduler.state import ModelState
 from scheduler.step import Step
+from scheduler.worker_state import Cordon
 from sie_stream.control import CordonWorker, DrainWorker, UncordonWorker
 from sie_stream.errors import did_you_mean
 

@@ -7,8 +7,9 @@ from scheduler.fleet import WorkerEvent, may_commit, next_status, silence_ends_m
 from scheduler.limits import FORGET_WORKER_MS, RECONNECT_MS, REPLACE_AFTER_MS
 from scheduler.partitions import owner_gone
 from scheduler.places import device_places
-from scheduler.state import NEVER_MS, LostAt, ModelState, ReplicaState, WorkerState
+from scheduler.state import NEVER_MS, ModelState, ReplicaState
 from scheduler.step import Step
+from scheduler.worker_state import LostAt, WorkerState
 from sie_stream.control import WorkerExited, WorkerFenced, WorkerHeartbeat, WorkerJoined, WorkerLeft
 from sie_stream.decisions import Move
 
@@ -159,7 +160,10 @@ def worker_fenced(step: Step, record: WorkerFenced) -> None:
             **_counts(replicas, partitions),
         },
         do_nothing="Its partitions would be worked off by nobody.",
-        facts=(step.fact(worker.joined_offset, "WorkerJoined"),),
+        facts=(
+            step.fact(worker.joined_offset, "WorkerJoined"),
+            step.fact(worker.lost_by.offset, worker.lost_by.kind) if worker.lost_by else None,
+        ),
         moves=_all_moves(worker, replicas, partitions),
         memory=memory_changes(step.state, removed=_states(replicas)),
         took_ms=lost_ms,
@@ -226,6 +230,7 @@ def _lose(step: Step, worker: WorkerState, because: str) -> None:
     assert worker.status == "live", worker
     worker.status = "lost"
     worker.ended_ms = step.now_ms
+    worker.lost_by = LostAt(step.offset, type(step.record).__name__)
     replicas: Dropped = []
     for model in step.state.models.values():
         replicas += _drop_replicas(step, model, worker)
@@ -291,7 +296,8 @@ def _forget_holdings(step: Step, worker: WorkerState) -> tuple[Dropped, Freed]:
     freed: Freed = {}
     for model in step.state.models.values():
         replicas += _drop_replicas(step, model, worker)
-        mine = [str(p.partition) for p in model.partitions if owner_gone(p, worker.worker, worker.incarnation)]
+        who = (worker.worker, worker.incarnation)
+        mine = [str(p.partition) for p in model.partitions if owner_gone(p, *who, step.offset)]
         if mine:
             freed[model.model] = mine
             step.touch("placements", model.model)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import structs
 
+from scheduler.busy import load_percent
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
 from scheduler.places import NOWHERE
 from scheduler.rules import BASE_PREFIX
@@ -31,11 +32,15 @@ def placement_problem(
     others: list[ReplicaState] = []
     for model in state.models.values():
         moving = _is_moving(model)
+        like: dict[int, ReplicaWish] = {}
         for replica in model.replicas:
             if replica is without:
                 continue
             if model.stays(replica) and all(device in offered for device in devices_of(replica.seat)):
-                wish, settled = wish_of(model, replica.memory_bytes), moving or not _may_move(state, replica)
+                settled = moving or not _may_move(state, replica)
+                wish = like.get(replica.memory_bytes)
+                if wish is None:
+                    wish = like[replica.memory_bytes] = wish_of(model, replica.memory_bytes)
                 residents.append(Resident(wish, replica.worker, replica.spans, settled))
             else:
                 others.append(replica)
@@ -108,6 +113,7 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
         tensor_parallel=model.launch.tensor_parallel,
+        load_percent=load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted),
     )
 
 

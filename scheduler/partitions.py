@@ -42,6 +42,8 @@ class PartitionState(Struct):
     owner: ReplicaKey | None = None
     epoch: int = -1
     """sie.cluster offset of the record that caused the assignment; only grows."""
+    freed_by: int = -1
+    """Offset of the record by which its newest owner is to lose it, or lost it: why it can be given away. -1: none."""
     drained: bool = False
     """Free for good: its model is deleted, and everything in it is worked off."""
 
@@ -54,14 +56,16 @@ def assign(partition: PartitionState, owner: ReplicaKey, epoch: int) -> None:
     assert epoch > partition.epoch, f"epochs only grow: {epoch} after {partition}"
     assert owner.placement_epoch < epoch, f"a replica serves partitions assigned after it was placed: {owner}, {epoch}"
     partition.state = "assigned"
+    partition.freed_by = -1
     partition.owner = owner
     partition.epoch = epoch
 
 
-def ask_back(partition: PartitionState) -> None:
+def ask_back(partition: PartitionState, offset: int = -1) -> None:
     """ASSIGNED -> RELEASING: the owner finishes what runs, commits, and reports PartitionReleased."""
     assert partition.state == "assigned", f"only an assigned partition is asked back: {partition}"
     partition.state = "releasing"
+    partition.freed_by = offset
 
 
 def released(partition: PartitionState, worker: str, incarnation: str, epoch: int) -> bool:
@@ -74,13 +78,14 @@ def released(partition: PartitionState, worker: str, incarnation: str, epoch: in
     return True
 
 
-def owner_gone(partition: PartitionState, worker: str, incarnation: str) -> bool:
+def owner_gone(partition: PartitionState, worker: str, incarnation: str, offset: int = -1) -> bool:
     """That incarnation can never commit again (fenced, or left). True when it was its own, and is free now."""
     owner = partition.owner
     if owner is None or (owner.worker, owner.incarnation) != (worker, incarnation):
         return False
     partition.state = "free"
     partition.owner = None
+    partition.freed_by = offset
     return True
 
 

@@ -87,6 +87,8 @@ class ReplicaWish(Struct, frozen=True):
     """Devices it spans."""
     kv_group: str = ""
     """Models of one group exchange KV; empty: with nobody."""
+    load_percent: int = 0
+    """Share of its device's time that it is expected to keep busy."""
 
 
 class Resident(Struct, frozen=True):
@@ -206,10 +208,12 @@ def fleet_of(problem: PlacementProblem) -> Problem:
     """The problem as the solver sees it: residents first, then wishes, in their order."""
     numbers: dict[tuple[str, int], int] = {}
     demands: list[Demand] = []
+    like: dict[int, Demand] = {}
+    """By wish: replicas of one model share theirs, and there are many of them."""
     for resident in problem.residents:
-        at = Place(resident.worker, resident.devices)
-        demand = _demand(resident.wish, _next(numbers, resident.wish), at)
-        demands.append(structs.replace(demand, settled=resident.settled))
+        demand = like.get(id(resident.wish)) or like.setdefault(id(resident.wish), _demand(resident.wish, 0, None))
+        at, number = Place(resident.worker, resident.devices), _next(numbers, resident.wish)
+        demands.append(structs.replace(demand, replica=number, current=at, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
     cheapest = min((PRICES.get(offer.kind, 1) for offer in problem.devices), default=1)
     return Problem(
@@ -271,6 +275,7 @@ def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
         warm_on=wish.prefer,
         failed_on=wish.failed_on,
         sla_weight=sla_weight(priority, rules.tags),
+        load_percent=wish.load_percent,
         risk_permille=_risks(wish),
     )
 

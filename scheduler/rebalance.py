@@ -26,6 +26,8 @@ IDLE_PERCENT = 20
 """Engine time of all workers, out of their time, up to which the pool is idle."""
 USE_FRESH_MS = 10_000
 """An older report of a worker says nothing any more: those with nothing to do report nothing."""
+MOVING_PART = 10
+"""At most one of so many models may be under way: of a large elastic fleet a few always are."""
 COMPLETIONS_MIN = 5
 """Fewer answers in a report say nothing about a latency."""
 OVER_IN_A_ROW = 3
@@ -58,13 +60,14 @@ def rebalance(step: Step) -> None:
 
 
 def _is_moving(state: ClusterState) -> bool:
-    """A replica is missing, loads, or is on its way out."""
-    return any(
+    """Of more than a few models a replica is missing, loads, or is on its way out. (What moves is not moved again.)"""
+    moving = sum(
         len(model.present()) < model.replicas_wanted
         or any(replica.state != "ready" or not model.stays(replica) for replica in model.replicas)
         for model in state.models.values()
         if model.status == "accepted"
     )
+    return moving * MOVING_PART > len(state.models)
 
 
 def _is_idle(state: ClusterState) -> bool:

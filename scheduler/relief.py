@@ -168,11 +168,11 @@ def _cheaper(model: ModelState, pool: str, offers: Offers) -> tuple[str, ...]:
     bound = POOL_LABEL in selector and not model.pool
     if CHEAP_IS_FINE not in tags or PROTECTED in tags or bound:
         return ()
-    rest = {name: value for name, value in selector.items() if name != POOL_LABEL}
-    wish = structs.replace(wish_of(model), rules=structs.replace(model.rules, node_selector=rest))
     labelled = {name: offer for offer in offers.values() if (name := offer.labels.get(POOL_LABEL))}
     if pool not in labelled:
         return ()
+    rest = {name: value for name, value in selector.items() if name != POOL_LABEL}
+    wish = structs.replace(wish_of(model), rules=structs.replace(model.rules, node_selector=rest))
     others = sorted((name for name in labelled if name != pool), key=lambda name: (_cost(labelled[name]), name))
     return tuple(
         name for name in others if _takes(wish, [offer for offer in offers.values() if _pool_of(offer) == name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.engine_back import back_again
 from scheduler.evidence import memory_changes, went
 from scheduler.life import life_words
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
@@ -9,6 +10,7 @@ from scheduler.partitions import released, worked_off
 from scheduler.seats import devices_of, shown
 from scheduler.state import ModelState, ReplicaState
 from scheduler.step import Step
+from scheduler.worker_state import LostAt
 from sie_stream.control import PartitionReleased, ReplicaAnswered, ReplicaFailed, ReplicaReady
 
 
@@ -17,6 +19,9 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
     if found is None:
         return
     model, replica = found
+    if replica.down is not None:
+        back_again(step, model, replica, record)
+        return
     if replica.state != "loading":
         step.ignore()
         return
@@ -96,17 +101,20 @@ def replica_failed(step: Step, record: ReplicaFailed) -> None:
     if found is None:
         return
     model, replica = found
-    _fail(step, model, replica, record.code, record.message)
+    fail_replica(step, model, replica, record.code, record.message)
 
 
 def give_up_waiting(step: Step, model: ModelState) -> None:
     """Part of a tick: a replica has failed when its worker says nothing about it, or about any other, for too long."""
     limit_ms = step.settings.load_timeout_ms
-    for replica in [r for r in model.replicas if r.state == "loading"]:
+    for replica in [r for r in model.replicas if r.awaited]:
         if step.now_ms >= step.state.load_deadline_ms(replica, limit_ms):
-            waited_ms = step.now_ms - replica.placed_ms
-            message = f"no word about it {waited_ms} ms after it was placed (setting load_timeout_ms: {limit_ms})."
-            _fail(step, model, replica, "load_timeout", message)
+            since_ms, since = replica.placed_ms, "was placed"
+            if replica.down is not None:
+                since_ms, since = replica.down.newest_ms, "lost its engine"
+            waited_ms = step.now_ms - since_ms
+            message = f"no word about it {waited_ms} ms after it {since} (setting load_timeout_ms: {limit_ms})."
+            fail_replica(step, model, replica, "load_timeout", message)
 
 
 def partition_released(step: Step, record: PartitionReleased) -> None:
@@ -158,7 +166,7 @@ def _find(step: Step, record: ReplicaReady | ReplicaAnswered | ReplicaFailed) ->
     return model, replica
 
 
-def _fail(step: Step, model: ModelState, replica: ReplicaState, code: str, message: str) -> None:
+def fail_replica(step: Step, model: ModelState, replica: ReplicaState, code: str, message: str) -> None:
     """Unlist the replica; plan a retry, elsewhere if possible, or give up."""
     if replica in model.present():
         step.remember(model)
@@ -170,6 +178,7 @@ def _fail(step: Step, model: ModelState, replica: ReplicaState, code: str, messa
         plan = "It belonged to an older version and is not replaced."
     else:
         model.failures += 1
+        model.lost_at = LostAt(step.offset, type(step.record).__name__)
         model.failed_on = tuple(dict.fromkeys((*model.failed_on, *devices_of(replica.seat))))
         plan = _retry_plan(step, model)
     step.decide(

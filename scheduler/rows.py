@@ -73,9 +73,10 @@ def instance_row(model: ModelState) -> InstanceRow:
             incarnation=replica.incarnation,
             device=replica.device,
             version=model.launches[replica.generation].version,
-            state=replica.state,
+            state="loading" if replica.awaited else replica.state,
             placement_epoch=replica.placement_epoch,
             memory_bytes=replica.memory_bytes,
+            message="" if replica.down is None else f"loaded again, its engine ended: {replica.down.cause}",
             devices=replica.spans,
         )
         for replica in model.replicas
@@ -101,8 +102,8 @@ def instance_status(model: ModelState) -> Literal["pending", "loading", "ready",
         return "degraded"
     if not model.replicas_wanted:
         return "asleep"
-    ready = sum(replica.state == "ready" for replica in model.replicas)
-    loading = sum(replica.state == "loading" for replica in model.present())
+    ready = sum(replica.state == "ready" and not replica.awaited for replica in model.replicas)
+    loading = sum(replica.awaited for replica in model.present())
     if ready == 0:
         return "loading" if loading else "pending"
     return "ready" if len(model.present()) >= model.replicas_wanted or loading else "degraded"

@@ -26,6 +26,8 @@ class PlacementRules(Struct, frozen=True):
     """How near the devices of one replica have to be."""
     trunk: str = ""
     """Models of one trunk may exchange KV; empty: with nobody. An adapter names its base (`BASE_PREFIX`)."""
+    request_us: int = 0
+    """Device time of one request in the largest declared baseline; 0: none is declared."""
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
@@ -38,6 +40,7 @@ def rules_of(spec: ModelSpec) -> PlacementRules:
         p99_ms=spec.slas.p99_latency_ms or 0,
         span=spec.tensor_parallel_over,
         trunk=_trunk(spec),
+        request_us=_request_us(spec),
     )
 
 
@@ -47,3 +50,10 @@ def _trunk(spec: ModelSpec) -> str:
     if spec.lora is not None:
         return f"{BASE_PREFIX}{spec.lora.base}"
     return spec.source.digest or spec.source.uri
+
+
+def _request_us(spec: ModelSpec) -> int:
+    if not spec.baselines:
+        return 0
+    largest = max(spec.baselines, key=lambda baseline: baseline.batch_size)
+    return round(1000 * largest.latency_ms / largest.batch_size)

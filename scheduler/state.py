@@ -12,92 +12,26 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from scheduler.autoscale import ScalePolicy, ScaleState
-from scheduler.fleet import WorkerStatus
-from scheduler.limits import LOAD_GRACE_MS
+from scheduler.busy import Busy
+from scheduler.limits import LOAD_GRACE_MS, NEVER_MS, UNSTABLE_CALM_MS
 from scheduler.partitions import PartitionState, ReplicaKey
-from scheduler.places import DevicePlace
 from scheduler.plans import PlanUnderWay
+from scheduler.rollout import RolloutState
 from scheduler.rules import PlacementRules
 from scheduler.seats import Seat
 from scheduler.traffic import TrafficState
+from scheduler.worker_state import Cordon, Down, Hold, LostAt, WorkerState
 from scheduler.yielding import YieldState
-from sie_stream.control import Device, FoldSettings, ModelLaunch, RouteRow, Taint
+from sie_stream.control import FoldSettings, ModelLaunch, RouteRow
 from sie_stream.ids import LANES
 
 STATE_FORMAT = 4
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
-NEVER_MS = 1 << 62
-"""A time that does not come."""
+ROLLOUTS_KEPT = 8
 
 JOURNAL_MAX = 16
 """Changes of a model's placement that can be undone, the newest ones."""
-
-
-class Cordon(Struct, frozen=True):
-    """A worker taken out of service by a person (see maintenance.py)."""
-
-    phase: Literal["cordoned", "draining", "drained"]
-    since_ms: int
-    actor: str
-
-
-class LostDevice(Struct, frozen=True):
-    """A device that its worker reported gone (see devices.py)."""
-
-    cause: str
-    since_ms: int
-    offset: int
-    """Of its DeviceLost."""
-
-
-class LostAt(Struct, frozen=True):
-    """The record that took a serving place from a model."""
-
-    offset: int
-    kind: str
-
-
-class WorkerState(Struct):
-    """The present incarnation of one worker, and the incarnations it replaced."""
-
-    worker: str
-    incarnation: str
-    host: str
-    pid: int
-    devices: tuple[Device, ...]
-    backends: tuple[str, ...]
-    versions: dict[str, str]
-    joined_ms: int
-    last_heard_ms: int
-    labels: dict[str, str] = {}
-    taints: tuple[Taint, ...] = ()
-    tier: str = ""
-    topology: Raw = Raw(b"{}")
-    """Its server, as it reported it."""
-    places: dict[str, DevicePlace] = {}
-    """By device: how near it is to others, out of the topology."""
-    status: WorkerStatus = "live"
-    ended_ms: int = 0
-    """When it became lost, fenced or left."""
-    fence_due_ms: int = NEVER_MS
-    """When FenceWorker is emitted (again), as long as no WorkerFenced answers it."""
-    progress_ms: int = 0
-    """When it last said how a load ended: loads queue up there, one after another."""
-    stopping: bool = False
-    """It gives partitions back unasked, so it is on its way out: it gets no work any more."""
-    past: tuple[str, ...] = ()
-    """Incarnations that this one, or its predecessors, replaced; the newest last."""
-    joined_offset: int = -1
-    """Offset of its WorkerJoined."""
-    heard_offset: int = -1
-    """Offset of its last heartbeat; -1: none yet."""
-    lost_devices: dict[str, LostDevice] = {}
-    """By device. Of this incarnation: the next one reports anew what it has."""
-    busy_bp: dict[str, int] = {}
-    """By device, as of its newest WorkerLoad."""
-    load_ms: int = 0
-    """When that came."""
 
 
 class ReplicaState(Struct):
@@ -120,6 +54,13 @@ class ReplicaState(Struct):
     """The decision, an undo or a plan, that wants it gone; empty: another reason."""
     planned: bool = False
     """That decision is a plan."""
+    down: Down | None = None
+    """Its engine ended, and it is not back yet. It keeps its partitions."""
+
+    @property
+    def awaited(self) -> bool:
+        """Its worker is to say that it is ready, for the first time or again."""
+        return self.state == "loading" or (self.state == "ready" and self.down is not None)
 
     @property
     def key(self) -> ReplicaKey:
@@ -138,6 +79,23 @@ class ReplicaState(Struct):
     @property
     def seat(self) -> Seat:
         return (self.worker, *self.spans)
+
+
+class IngressState(Struct):
+    """An ingress process, as it last said itself."""
+
+    heard_ms: int
+    epochs: dict[str, int] = field(default_factory=dict)
+    """{model: route_epoch} that it routes by."""
+
+
+class RouteWait(Struct, frozen=True):
+    """A route that was published, until every ingress holds it."""
+
+    epoch: int
+    since_ms: int
+    told: bool = False
+    """That it takes long was said."""
 
 
 class LoadTally(Struct, frozen=True):
@@ -208,7 +166,7 @@ class ModelState(Struct):
     lost_workers: tuple[str, ...] = ()
     """Workers that held a ready replica and were lost; preferred when they come back."""
     lost_at: LostAt | None = None
-    """Why its newest missing replica is missing, when a worker or a device was lost with it."""
+    """Why its newest missing replica is missing, when it failed or a worker or a device was lost with it."""
     wait_until_ms: int = 0
     """A model that still serves waits this long for a lost worker to come back, before a replica goes elsewhere."""
     try_at_ms: int = NEVER_MS
@@ -225,6 +183,8 @@ class ModelState(Struct):
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
     load: LoadTally = LoadTally()
+    busy: Busy = Busy()
+    """How busy it keeps its devices."""
     sla_missed: tuple[str, ...] = ()
     """Kinds of devices on which it misses its SLA, as measured (see rebalance.py)."""
     sla_streak: dict[str, int] = {}
@@ -237,6 +197,14 @@ class ModelState(Struct):
     """Replicas that its load needs, whatever is allowed; 0: not known yet."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
+    rollouts: dict[str, RolloutState] = field(default_factory=dict)
+    """By variant: those under way."""
+    rollout_history: tuple[RolloutState, ...] = ()
+    """Those that ended, the newest last; at most ROLLOUTS_KEPT."""
+    route_wait: RouteWait | None = None
+    """The published route is not held by every ingress yet."""
+    unstable_ms: int = -UNSTABLE_CALM_MS
+    """When a replica of it left an unstable engine last."""
     journal: tuple[PlacementChange, ...] = ()
     """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
 
@@ -301,9 +269,14 @@ class ClusterState(Struct):
     workers: dict[str, WorkerState] = field(default_factory=dict)
     cordons: dict[str, Cordon] = field(default_factory=dict)
     """By worker, of any incarnation."""
+    holds: dict[str, Hold] = field(default_factory=dict)
+    """By topic."""
     models: dict[str, ModelState] = field(default_factory=dict)
     topic_widths: dict[str, int] = field(default_factory=dict)
     """{model: width} of every work topic that was ever ensured. A topic never shrinks, and outlives its model."""
+    ingresses: dict[str, IngressState] = field(default_factory=dict)
+    rolling: dict[str, None] = field(default_factory=dict)
+    """Models with a rollout under way, or with variants that are being worked off."""
     workers_due_ms: int = NEVER_MS
     """No worker can need attention before this; a lower bound, so that a tick usually looks at nobody."""
     models_due_ms: int = NEVER_MS
@@ -322,9 +295,13 @@ class ClusterState(Struct):
         return found is not None and found.incarnation == incarnation and found.status == "live"
 
     def load_deadline_ms(self, replica: ReplicaState, load_timeout_ms: int) -> int:
-        """When a loading replica counts as failed, as far as is known now: later, if its worker gets on with others."""
+        """When a replica that is awaited counts as failed, as far as is known now.
+
+        Later, if its worker gets on with others.
+        """
         worker = self.workers.get(replica.worker)
-        since_ms = replica.placed_ms if worker is None else max(replica.placed_ms, worker.progress_ms)
+        since_ms = replica.placed_ms if replica.down is None else replica.down.newest_ms
+        since_ms = since_ms if worker is None else max(since_ms, worker.progress_ms)
         return since_ms + load_timeout_ms + LOAD_GRACE_MS
 
     def takes_work(self, worker: str, incarnation: str) -> bool:

@@ -19,6 +19,7 @@ from sie_stream.control import (
     SchedulerCommand,
 )
 from sie_stream.decisions import Decision, Fact, MemoryChange, Move, SolverRun
+from sie_stream.ids import base_of
 from sie_stream.settings import Settings
 
 TEXT_CHARS_MAX = 8_000
@@ -110,7 +111,12 @@ class Step:
         model.journal = (*model.journal, PlacementChange(self.next_decision, before))[-JOURNAL_MAX:]
 
     def touch(self, table: Table, model: str) -> None:
-        """The row of `model` in this table changed: publish it as it is at the end of the step."""
+        """The row of `model` in this table changed: publish it as it is at the end of the step.
+
+        A variant of a model has a placement of its own and no other row.
+        """
+        if table != "placements" and base_of(model) != model:
+            return
         self._rows[table, model] = None
 
     def look_at(self, model: ModelState) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Raw, Struct
 
 
@@ -40,4 +42,36 @@ class UndoDecision(Struct, frozen=True, tag=True):
     """Put replicas back where they were before this decision (`d-OFFSET-N`), as a new decision."""
 
     decision: str
+    actor: str = ""
+
+
+class StartRollout(Struct, frozen=True, tag=True):
+    """Roll a new version out, whether its declaration says `rollout` or not, or serve one more variant beside it."""
+
+    spec: Raw
+    variant: str = "canary"
+    share: int = 0
+    """Fixed share of the keys out of 10,000, for a variant that is compared and not promoted (a/b/n); 0: by steps."""
+    actor: str = ""
+
+
+class RolloutOrder(Struct, frozen=True, tag=True):
+    """What a person wants of a rollout that runs, or (undo) of the one that ended last."""
+
+    model: str
+    order: Literal["pause", "resume", "promote", "abort", "undo"]
+    variant: str = "canary"
+    actor: str = ""
+
+
+class HoldTopic(Struct, frozen=True, tag=True):
+    """Nothing of this topic is to be removed until ReleaseTopic: a legal hold. `reason` is kept and shown."""
+
+    topic: str
+    reason: str
+    actor: str = ""
+
+
+class ReleaseTopic(Struct, frozen=True, tag=True):
+    topic: str
     actor: str = ""

@@ -11,10 +11,23 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from sie_stream.commands import ApplyModel, CordonWorker, DeleteModel, DrainWorker, UncordonWorker, UndoDecision
+from sie_stream.commands import (
+    ApplyModel,
+    CordonWorker,
+    DeleteModel,
+    DrainWorker,
+    HoldTopic,
+    ReleaseTopic,
+    RolloutOrder,
+    StartRollout,
+    UncordonWorker,
+    UndoDecision,
+)
 from sie_stream.decisions import Decision
 from sie_stream.device_facts import DeviceBack, DeviceLost
+from sie_stream.engine_facts import EngineLost
 from sie_stream.loads import WorkerLoad, WorkWaiting
+from sie_stream.rollout_records import GoldenRequest, RoutesHeld, VariantRow, VariantRule, VariantWindow
 
 # ---------------------------------------------------------------- sie.cluster: facts reported by processes
 
@@ -94,7 +107,7 @@ class ReplicaReady(Struct, frozen=True, tag=True):
     load_ms: int
     warmup_ms: int
     waited_ms: int = 0
-    """In the worker, before its engine was asked to load it: other loads came first."""
+    """In the worker, before its engine was asked to load it: other loads came first, or the engine had died."""
     engine_start_ms: int = 0
     """From there to the beginning of the load: the engine process had to start, or was busy."""
 
@@ -183,6 +196,12 @@ ClusterRecord = (
     | DrainWorker
     | UncordonWorker
     | UndoDecision
+    | StartRollout
+    | RolloutOrder
+    | VariantWindow
+    | RoutesHeld
+    | HoldTopic
+    | ReleaseTopic
     | WorkerJoined
     | WorkerHeartbeat
     | WorkerLoad
@@ -192,6 +211,7 @@ ClusterRecord = (
     | WorkerFenced
     | DeviceLost
     | DeviceBack
+    | EngineLost
     | ReplicaReady
     | ReplicaAnswered
     | ReplicaFailed
@@ -260,6 +280,8 @@ class ModelLaunch(Struct, frozen=True):
     """Path of tokenizer.json, empty for models without text."""
     pre_warmup: tuple[str, ...] = ()
     """Inputs objects (JSON texts) run before the replica is ready."""
+    golden: tuple[GoldenRequest, ...] = ()
+    """Checked before the replica is ready."""
     output_serializer: Literal["avro", "json"] = "avro"
     """Form of the copies on the bound output topic."""
     tensor_parallel: int = 1
@@ -305,13 +327,6 @@ class InstanceRow(Struct, frozen=True):
     """Step of its life (scheduler/life.py) -> when it was reached first, milliseconds since the epoch."""
 
 
-class VariantRow(Struct, frozen=True):
-    variant: str
-    version: str
-    weight: int
-    """Share of the keys, out of 10,000; the weights of a route add up to that."""
-
-
 class RouteRow(Struct, frozen=True):
     """sie.routes, key = model name: everything ingress needs to admit and route a request."""
 
@@ -349,6 +364,8 @@ class RouteRow(Struct, frozen=True):
     """By bucket, its part of the keys out of 10,000; empty: all the same."""
     asleep: bool = False
     """No replica reads its topic; whoever finds work there says WorkWaiting."""
+    rules: tuple[VariantRule, ...] = ()
+    """The first that fits decides."""
 
 
 class ReplicaPlacement(Struct, frozen=True):

@@ -25,7 +25,7 @@ class Move(Struct, frozen=True):
 
     model: str
     what: str
-    """`replica`, or `partitions 0, 3`."""
+    """`replica`, `partitions 0, 3`, or `service`: what a replica does that stays where it is."""
     source: str
     """`worker/device` of a replica, worker of partitions."""
     target: str

@@ -38,6 +38,11 @@ class TopicNames(NamedTuple):
         return f"{self.prefix}results"
 
     @property
+    def shadow(self) -> str:
+        """Answers of shadow variants: compared, never given to anybody."""
+        return f"{self.prefix}shadow"
+
+    @property
     def deadletter(self) -> str:
         return f"{self.prefix}deadletter"
 
@@ -129,6 +134,20 @@ class TopicNames(NamedTuple):
     def scheduler_transactional_id(self) -> str:
         """One id for all schedulers: taking it is what makes a scheduler the leader."""
         return f"{self.prefix}scheduler"
+
+
+def variant_unit(model: str, variant: str) -> str:
+    """What carries one variant of a model beside the stable one: its key in sie.placements, and in its topic's name.
+
+    Upper case, which no name of a model has, so that it can never be one.
+    """
+    return f"{model}.{variant.upper()}"
+
+
+def base_of(unit: str) -> str:
+    """The model that a unit belongs to; a model's own name is its own base."""
+    base, _, variant = unit.rpartition(".")
+    return base if base and variant.isupper() else unit
 
 
 def instance_id(model: str) -> str:

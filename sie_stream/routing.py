@@ -1,8 +1,8 @@
 """Where a request goes: which variant answers it and which partition carries it. Pure functions of record and route.
 
 A key always gives the same bucket, so a session stays with one replica and its KV prefix stays warm. The variant of
-a key changes at most once while the share of a variant grows: variants own adjacent ranges of the 10,000 buckets in
-the order of the route, growing shares move one boundary, and everything else stays where it was.
+a key changes at most once while the share of a variant grows: variants own ranges of the 10,000 buckets that only
+grow while their share does (`resized`), and everything else stays where it was.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ SHARES = 10_000
 """Weights of a route add up to this; `bucket = keyed_hash(key, salt) mod 10,000`."""
 
 LUCK = 1 << 32
+Range = tuple[int, int]
+"""Buckets [first, end)."""
 
 PRIORITY_LANES: dict[str, int] = {"P0": 0, "P1": 1, "P2": 2}
 
@@ -31,24 +33,83 @@ def sticky_key(session: str | None, key: bytes, request_id: str) -> bytes:
     return key or request_id.encode("utf-8", "surrogatepass")
 
 
-def choose_variant(variants: Sequence[VariantRow], sticky: bytes, salt: bytes) -> VariantRow:
-    """The variant whose range holds the key's bucket. `salt` is the instance id: routes split independently.
+def variant_bucket(sticky: bytes, salt: bytes) -> int:
+    """One of the 10,000 buckets. `salt` is the instance id: routes split independently."""
+    return keyed_hash(sticky, salt) % SHARES
 
-    The last variant takes what the weights leave over, so a key always has one. Raises InvalidRequest
-    (`no_variant`) if the route has no variant with a weight.
+
+def choose_variant(variants: Sequence[VariantRow], sticky: bytes, salt: bytes) -> VariantRow:
+    """The variant whose range holds the key's bucket.
+
+    Without ranges the variants own adjacent ones by their weights, in order, and the last variant takes what these
+    leave over. Raises InvalidRequest (`no_variant`) if the route has no variant with a weight.
     """
-    bucket = keyed_hash(sticky, salt) % SHARES
+    bucket = variant_bucket(sticky, salt)
     above = 0
     last = None
     for variant in variants:
         if variant.weight > 0:
-            above += variant.weight
             last = variant
+            if variant.ranges:
+                if owns(variant.ranges, bucket):
+                    return variant
+                continue
+            above += variant.weight
             if bucket < above:
                 return variant
     if last is None:
         raise InvalidRequest("no_variant", "the model has no version that takes traffic.", "model")
     return last
+
+
+def owns(ranges: Sequence[Range], bucket: int) -> bool:
+    return any(first <= bucket < end for first, end in ranges)
+
+
+def resized(own: Sequence[Range], weight: int, taken: Sequence[Range]) -> tuple[Range, ...]:
+    """Ranges of `weight` buckets: those of `own` and more from the top of what nobody has taken, or fewer of `own`.
+
+    Growing never gives a bucket up and shrinking never takes one, so a key changes its variant at most once while a
+    share grows, for any number of variants. What was taken last is given back first. Raises ValueError when there are
+    not so many buckets left.
+    """
+    kept: list[Range] = []
+    left = weight
+    for first, end in own:
+        if left <= 0:
+            break
+        kept.append((max(first, end - left), end))
+        left -= min(left, end - first)
+    for first, end in reversed(_free([*taken, *own])):
+        if left <= 0:
+            break
+        start = max(first, end - left)
+        left -= end - start
+        if kept and kept[-1][0] == end:
+            kept[-1] = (start, kept[-1][1])
+        else:
+            kept.append((start, end))
+    if left > 0:
+        raise ValueError(f"{weight} of {SHARES} buckets wanted, {left} too many: the others have the rest")
+    return tuple(kept)
+
+
+def _free(taken: Sequence[Range]) -> list[Range]:
+    """What is left of the buckets, ascending."""
+    free: list[Range] = []
+    at = 0
+    for first, end in sorted(taken):
+        if first > at:
+            free.append((at, first))
+        at = max(at, end)
+    if at < SHARES:
+        free.append((at, SHARES))
+    return free
+
+
+def rest_of(taken: Sequence[Range]) -> tuple[Range, ...]:
+    """The buckets that nobody has taken: those of the stable variant."""
+    return tuple(_free(taken))
 
 
 def pinned_variant(variants: Sequence[VariantRow], model: str, version: str) -> VariantRow:

@@ -72,6 +72,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     worker_tier: str = ""
     """tier-0 (takes P0 only), tier-1 or tier-2; empty: takes models that declare no tier."""
     engine_threads: int = 1
+    launchable_servers: str = ""
+    """Programs that declarations may start on this worker (backends triton, vllm, sglang): absolute paths, separated
+    by commas. Empty: none; such models attach to servers that run already."""
     offsets_renew_ms: int = 6 * 3600 * 1000
     """Committed offsets of idle partitions are written again this often."""
 

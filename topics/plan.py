@@ -29,6 +29,21 @@ class ChangeConfig(Struct, frozen=True, tag=True):
     value: str
 
 
+class UnsetConfig(Struct, frozen=True, tag=True):
+    """Follow the broker's default again."""
+
+    topic: str
+    name: str
+    value_now: str
+
+
+class Held(Struct, frozen=True, tag=True):
+    """Nothing of the topic is ever removed, and plans leave that as it is: a legal hold."""
+
+    topic: str
+    message: str
+
+
 class Drift(Struct, frozen=True, tag=True):
     """A difference that no command repairs."""
 
@@ -36,13 +51,17 @@ class Drift(Struct, frozen=True, tag=True):
     message: str
 
 
-TopicChange = CreateTopic | AddPartitions | ChangeConfig | Drift
+TopicChange = CreateTopic | AddPartitions | ChangeConfig | UnsetConfig | Held | Drift
+
+HELD_CONFIG = {"cleanup.policy": "delete", "retention.bytes": "-1", "retention.ms": "-1"}
+"""Removes nothing, of a compacted topic neither. No declared topic is kept for ever, so this is the mark of a hold too:
+whoever plans sees it on the topic itself, also a scheduler that has not read the log yet."""
 
 
 def plan(desired: Sequence[TopicSpec], described: Mapping[str, TopicSpec]) -> tuple[TopicChange, ...]:
     """Changes in the order of `desired`. `described`: topics that exist, with the configuration set on them.
 
-    Configuration that is set on a topic but not declared is left alone.
+    Configuration that is set on a topic but not declared is left alone, and so is what keeps the records of a held one.
     """
     changes: list[TopicChange] = []
     for spec in desired:
@@ -54,10 +73,42 @@ def plan(desired: Sequence[TopicSpec], described: Mapping[str, TopicSpec]) -> tu
             changes.append(AddPartitions(spec.topic, found.partitions, spec.partitions))
         elif found.partitions > spec.partitions:
             changes.append(Drift(spec.topic, _too_many(found.partitions, spec.partitions)))
+        held = is_held(found)
+        if held:
+            changes.append(Held(spec.topic, "held: nothing is removed until `topics release`"))
         for name in sorted(spec.config):
+            if held and name in HELD_CONFIG:
+                continue
             value_now = found.config.get(name, "")
             if value_now != spec.config[name]:
                 changes.append(ChangeConfig(spec.topic, name, value_now, spec.config[name]))
+    return tuple(changes)
+
+
+def is_held(topic: TopicSpec) -> bool:
+    """Whether its configuration keeps everything. `topic` as described."""
+    return all(topic.config.get(name) == value for name, value in HELD_CONFIG.items())
+
+
+def plan_hold(topic: TopicSpec) -> tuple[TopicChange, ...]:
+    """What puts a hold on an existing topic in force. `topic` as described."""
+    return tuple(
+        ChangeConfig(topic.topic, name, topic.config.get(name, ""), value)
+        for name, value in HELD_CONFIG.items()
+        if topic.config.get(name) != value
+    )
+
+
+def plan_release(declared: TopicSpec, found: TopicSpec) -> tuple[TopicChange, ...]:
+    """What ends a hold: the declared configuration, and the broker's default for what is not declared."""
+    changes: list[TopicChange] = []
+    for name in HELD_CONFIG:
+        value_now = found.config.get(name, "")
+        wanted = declared.config.get(name)
+        if wanted is None and value_now:
+            changes.append(UnsetConfig(found.topic, name, value_now))
+        elif wanted is not None and wanted != value_now:
+            changes.append(ChangeConfig(found.topic, name, value_now, wanted))
     return tuple(changes)
 
 
@@ -70,4 +121,4 @@ def _too_many(found: int, declared: int) -> str:
 
 def repairable(changes: Sequence[TopicChange]) -> tuple[TopicChange, ...]:
     """The changes that `topics apply` carries out."""
-    return tuple(change for change in changes if not isinstance(change, Drift))
+    return tuple(change for change in changes if not isinstance(change, Drift | Held))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpu_worker.backends.torch_backend import TorchBackend, read_network
+from gpu_worker.backends.torch_backend import TorchBackend
 from zoo.package import Package, Sample, write_package
 from zoo.recipes import Recipe
 from zoo.smollm2 import convert
@@ -19,7 +19,7 @@ from zoo.weights import fetched, pins
 GOLDEN_TOKENS = 16
 SAMPLES = 60
 KEYS_VALUES_MB = 180
-"""KV cache of the largest batch at 500 tokens each: 2 x 30 layers x 3 heads x 64 x 4 bytes = 45 KiB a token."""
+"""The KV pool: 4,096 tokens of 2 x 30 layers x 3 heads x 64 x 4 bytes = 45 KiB."""
 JUDGED = 12
 """Sentences whose likelihood the card reports."""
 
@@ -62,7 +62,14 @@ def build(recipe: Recipe, folder: Path) -> None:
     package = Package(
         version="1.0.0",
         service_type="text-generation",
-        config={"kind": "text_generation", "dtype": "float32", "threads": 1, "max_tokens": 48, "context_tokens": 2048},
+        config={
+            "kind": "text_generation",
+            "dtype": "float32",
+            "threads": 1,
+            "max_tokens": 48,
+            "context_tokens": 2048,
+            "kv_mb": KEYS_VALUES_MB,
+        },
         input_schema=INPUT_SCHEMA,
         output_schema=OUTPUT_SCHEMA,
         samples=[
@@ -110,7 +117,7 @@ def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 @torch.inference_mode()
 def likelihood(folder: Path, tokenizer: Any) -> tuple[int, float]:
     """(tokens, mean negative log likelihood in nats) over JUDGED sentences."""
-    network = read_network(folder, "text_generation", torch.float32, "cpu")
+    network: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     count, total = 0, 0.0
     for sentence in sentences()[:JUDGED]:
         ids = torch.tensor([tokenizer.encode(sentence.text, add_special_tokens=False)])

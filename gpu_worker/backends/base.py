@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -36,6 +36,8 @@ class EngineInput(Struct, frozen=True, array_like=True):
     """Seed of sampling; None lets the backend derive one from the request id."""
     deadline_at_ms: int | None = None
     """Wall clock; None: no deadline."""
+    priority: int = 1
+    """Lane of the request, 0 the most urgent; continuous models follow it."""
 
 
 class EngineOutput(Struct, frozen=True, array_like=True):
@@ -51,7 +53,7 @@ class EngineOutput(Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_token_ms: float | None = None
-    """From the start of `run` to this request's first token."""
+    """From the start of `run`, or from `submit`, to this request's first token."""
     error_code: str | None = None
     error_message: str | None = None
 
@@ -76,6 +78,40 @@ class LoadedModel(Protocol):
 
     def run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
         """Answers in the order of `batch`, one for each. An exception means that the engine is at fault."""
+        ...
+
+
+@runtime_checkable
+class ContinuousModel(LoadedModel, Protocol):
+    """A model whose requests come and go while others run. The engine process calls `step` while it is busy.
+
+    Requests are named by tickets of the caller's choice. What a method answers is final: the ticket is forgotten.
+    """
+
+    @property
+    def sequences_max(self) -> int:
+        """How many requests run at once; more may be submitted and wait."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is unfinished."""
+        ...
+
+    def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
+        """Take a request; an answer at once when it cannot be served."""
+        ...
+
+    def step(self) -> list[tuple[int, EngineOutput]]:
+        """A little of all that run; what ended with it. An exception means that the engine is at fault: `reset` it."""
+        ...
+
+    def cancel(self, ticket: int) -> EngineOutput | None:
+        """End a request early; None when it is not there (any more)."""
+        ...
+
+    def reset(self) -> list[int]:
+        """Forget all requests and what was computed for them; their tickets."""
         ...
 
 

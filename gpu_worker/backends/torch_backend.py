@@ -8,22 +8,22 @@
   max_tokens          text_generation: answer length when a request names none (default 64);
                       embedding: longest text (default 256)
   context_tokens      text_generation: prompt and answer together (default: what the network was built for)
+and for text_generation what decoder/loading.py lists.
 """
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from gpu_worker.backends.base import LoadedModel, ModelRefused
+from gpu_worker.backends.decoder.loading import DecoderLoader
 from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
-from gpu_worker.backends.generation import GenerationLimits, GenerationModel
 from gpu_worker.backends.weights import verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
@@ -34,12 +34,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchBackend:
-    """Serves transformers models. Threads are a setting of the process, so the last model loaded decides."""
+    """Serves decoders by our own engine (decoder/) and encoders by transformers.
+
+    Threads are a setting of the process, so the last model loaded decides.
+    """
 
     name = "torch"
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self._decoders = DecoderLoader(clock)
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
         source = Path(launch.source)
@@ -48,12 +51,12 @@ class TorchBackend:
         device = str(launch.config.get("device") or "cpu")
         torch.set_num_threads(max(1, whole_number(launch.config, "threads", 1)))
         digest = verified_digest(source, launch.weights_digest)
-        model = read_network(source, kind, dtype, device)
+        if kind == "text_generation":
+            return self._decoders.load(launch, dtype, device, digest)
+        model = read_encoder(source, dtype, device)
         size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-        if kind == "embedding":
-            tokens_max = whole_number(launch.config, "max_tokens", 256)
-            return EmbeddingModel(hidden_states(model), tokens_max, model.config.pad_token_id or 0, size, digest)
-        return GenerationModel(model, limits_of(launch, model), self._clock, size, digest)
+        tokens_max = whole_number(launch.config, "max_tokens", 256)
+        return EmbeddingModel(hidden_states(model), tokens_max, model.config.pad_token_id or 0, size, digest)
 
     def unload(self, model: LoadedModel) -> None:
         """Host memory goes with the last reference; a CUDA device keeps cached blocks until they are dropped."""
@@ -79,21 +82,19 @@ def _choice(launch: ModelLaunch, key: str, allowed: tuple[str, ...], default: st
     return str(value)
 
 
-def read_network(source: Path, kind: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+def read_encoder(source: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """The network in evaluation mode. Runs no code from the folder and asks no hub. Raises ModelRefused."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    family: Any = AutoModelForCausalLM if kind == "text_generation" else AutoModel
-    options: dict[str, Any] = {} if kind == "text_generation" else {"add_pooling_layer": False}
     try:
-        model, report = family.from_pretrained(
+        model, report = AutoModel.from_pretrained(
             source,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
-            **options,
+            add_pooling_layer=False,
         )
     except (OSError, ValueError, TypeError) as error:
         raise ModelRefused("weights_unreadable", f"transformers cannot read {source}: {error}") from error
@@ -101,20 +102,6 @@ def read_network(source: Path, kind: str, dtype: torch.dtype, device: str) -> Pr
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelRefused("weights_unreadable", f"{source} lacks tensors that its config.json promises: {missing}.")
     return model.to(device).eval()
-
-
-def limits_of(launch: ModelLaunch, model: PreTrainedModel) -> GenerationLimits:
-    config = model.generation_config
-    assert config is not None, "a causal language model has a generation config"
-    stops = config.eos_token_id
-    built_for = int(model.config.max_position_embeddings)
-    return GenerationLimits(
-        context_tokens=min(whole_number(launch.config, "context_tokens", built_for) or built_for, built_for),
-        max_tokens_default=whole_number(launch.config, "max_tokens", 64) or 64,
-        stop_token_ids=frozenset([stops] if isinstance(stops, int) else stops or []),
-        pad_token_id=config.pad_token_id or 0,
-        vocabulary=int(model.config.vocab_size),
-    )
 
 
 def hidden_states(model: PreTrainedModel) -> Forward:

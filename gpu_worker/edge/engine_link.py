@@ -18,6 +18,7 @@ from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Answers,
+    Cancel,
     FromEngine,
     Load,
     Loaded,
@@ -25,6 +26,7 @@ from gpu_worker.engine_messages import (
     Raised,
     Run,
     Started,
+    Stepped,
     ToEngine,
     Unload,
     decode_from_engine,
@@ -37,6 +39,7 @@ from gpu_worker.engine_port import (
     EngineEvent,
     EngineKey,
     EngineStarted,
+    EngineStepped,
     LoadFailed,
     ModelLoaded,
 )
@@ -102,6 +105,9 @@ class EngineLinks:
 
     def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None:
         self._tell(engine, Run(batch_id, slot, items if isinstance(items, list) else list(items)))
+
+    def cancel(self, engine: EngineKey, batch_id: int) -> None:
+        self._tell(engine, Cancel(batch_id))
 
     def stop(self, engine: EngineKey) -> None:
         child = self._children.get(engine)
@@ -197,7 +203,9 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
         case Answers():
             return BatchCompleted(engine, message.batch_id, message.outputs, message.inference_ms)
         case Raised():
-            return BatchFailed(engine, message.batch_id, message.code, message.message)
+            return BatchFailed(engine, message.batch_id, message.code, message.message, message.shared)
+        case Stepped():
+            return EngineStepped(engine)
         case Loaded():
             return ModelLoaded(
                 engine,
@@ -206,6 +214,7 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
                 message.weights_digest,
                 message.load_ms,
                 message.warmup_ms,
+                message.sequences_max,
             )
         case NotLoaded():
             return LoadFailed(engine, message.slot, message.code, message.message)

@@ -1,6 +1,7 @@
 """The engine process: one backend, its loaded models, and a socket to the host.
 
-The main thread runs batches in the order they arrive; a second thread loads models meanwhile. The process dies with its
+The main thread runs batches in the order they arrive, and between messages the steps of continuous models; a second
+thread loads models meanwhile. The process dies with its
 host: the kernel kills it (PR_SET_PDEATHSIG), and the end of the socket ends the loop.
 """
 
@@ -20,10 +21,20 @@ from queue import SimpleQueue
 
 import msgspec
 
-from gpu_worker.backends.base import Backend, EngineInput, LoadedModel, ModelRefused, load_backend
+from gpu_worker.backends.base import (
+    Backend,
+    ContinuousModel,
+    EngineInput,
+    EngineOutput,
+    LoadedModel,
+    ModelRefused,
+    load_backend,
+)
+from gpu_worker.edge.continuous import ContinuousRuns, shorten
 from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Answers,
+    Cancel,
     FromEngine,
     Load,
     Loaded,
@@ -31,6 +42,7 @@ from gpu_worker.engine_messages import (
     Raised,
     Run,
     Started,
+    ToEngine,
     Unload,
     decode_to_engine,
     encode_message,
@@ -39,11 +51,12 @@ from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.errors import SieError
+from sie_stream.golden import golden_differences
+from sie_stream.postprocess import GeneratedText
 
 PR_SET_PDEATHSIG = 1
 SWITCH_INTERVAL_S = 0.001
 """A load must not hold a batch up for the default 5 ms at every step."""
-MESSAGE_CHARS_MAX = 2_000
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -69,6 +82,7 @@ class EngineProcess:
         self._loading: dict[int, None] = {}
         self._unwanted: dict[int, None] = {}
         self._tokenizers = TokenizerStore()
+        self._continuous = ContinuousRuns(backend, lambda message: self._send(encode_message(message)), clock)
 
     def serve(self) -> None:
         # Libraries have version types of their own; only plain text crosses the socket.
@@ -76,16 +90,23 @@ class EngineProcess:
         self._send(encode_message(Started(os.getpid(), versions)))
         threading.Thread(target=self._load_for_ever, name="loader", daemon=True).start()
         while True:
-            message = decode_to_engine(self._socket.receive())
-            match message:
-                case Run():
-                    self._run(message)
-                case Load():
-                    with self._lock:
-                        self._loading[message.slot] = None
-                    self._loads.put(message)
-                case Unload():
-                    self._unload(message.slot)
+            if self._continuous.busy and not self._socket.readable():
+                self._continuous.step()
+            else:
+                self._obey(decode_to_engine(self._socket.receive()))
+
+    def _obey(self, message: ToEngine) -> None:
+        match message:
+            case Run():
+                self._run(message)
+            case Load():
+                with self._lock:
+                    self._loading[message.slot] = None
+                self._loads.put(message)
+            case Unload():
+                self._unload(message.slot)
+            case Cancel():
+                self._continuous.cancel(message.batch_id)
 
     def _send(self, message: bytes) -> None:
         with self._lock:
@@ -96,13 +117,16 @@ class EngineProcess:
         if model is None:
             self._raised(message, f"slot {message.slot} holds no model")
             return
+        if isinstance(model, ContinuousModel):
+            self._continuous.run(message, model)
+            return
         started_at = self._clock.monotonic_ms()
         try:
             outputs = model.run(message.items)
             answer = encode_message(Answers(message.batch_id, outputs, self._clock.monotonic_ms() - started_at))
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             traceback.print_exc()
-            self._raised(message, _shorten(error))
+            self._raised(message, shorten(error))
             return
         if len(outputs) != len(message.items):
             self._raised(message, f"the backend answered {len(outputs)} of {len(message.items)} inputs")
@@ -118,7 +142,9 @@ class EngineProcess:
                 self._unwanted[slot] = None
                 return
             model = self._models.pop(slot, None)
-        if model is not None:
+        if isinstance(model, ContinuousModel):
+            self._continuous.unload(slot, model)
+        elif model is not None:
             self._backend.unload(model)
 
     def _load_for_ever(self) -> None:
@@ -145,11 +171,12 @@ class EngineProcess:
             model = self._backend.load(launch)
             loaded_at = self._clock.monotonic_ms()
             self._warm_up(launch, model)
+            self._check_golden(launch, model)
         except ModelRefused as refusal:
             return NotLoaded(message.slot, refusal.code, refusal.message)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             traceback.print_exc()
-            return NotLoaded(message.slot, "load_failed", _shorten(error))
+            return NotLoaded(message.slot, "load_failed", shorten(error))
         self._models[message.slot] = model
         return Loaded(
             message.slot,
@@ -157,6 +184,7 @@ class EngineProcess:
             str(model.weights_digest),
             round(loaded_at - started_at),
             round(self._clock.monotonic_ms() - loaded_at),
+            model.sequences_max if isinstance(model, ContinuousModel) else 0,
         )
 
     def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:
@@ -168,6 +196,25 @@ class EngineProcess:
                     text = f"pre_warmup[{number}] of {launch.model}: {answer.error_code}: {answer.error_message}"
                     raise ModelRefused("warmup_failed", text)
 
+    def _check_golden(self, launch: ModelLaunch, model: LoadedModel) -> None:
+        """Raises ModelRefused naming the first golden request that is not answered as declared, and how it differs."""
+        for number, golden in enumerate(launch.golden):
+            item = EngineInput(f"golden-{number}", golden.inputs.encode(), self._tokens(launch, golden.inputs))
+            [answer] = model.run([item])
+            found: tuple[str, ...] = (f"{answer.error_code}: {answer.error_message}",)
+            if answer.error_code is None:
+                outputs = self._outputs(launch, answer)
+                found = golden_differences(golden.outputs.encode(), outputs, golden.tolerance)
+            if found:
+                raise ModelRefused("golden_mismatch", f"golden[{number}] of {launch.model}: {'; '.join(found)}")
+
+    def _outputs(self, launch: ModelLaunch, answer: EngineOutput) -> bytes:
+        """As Stage 2 would finish it."""
+        if answer.outputs is not None or answer.token_ids is None or not launch.tokenizer:
+            return answer.outputs or b"{}"
+        text = self._tokenizers.get(launch.tokenizer).decode(answer.token_ids)
+        return msgspec.json.encode(GeneratedText(text, answer.finish_reason or ""))
+
     def _tokens(self, launch: ModelLaunch, inputs: str) -> list[int] | None:
         """What Stage 0 would have made of a warm-up input."""
         if not launch.tokenizer:
@@ -177,10 +224,6 @@ class EngineProcess:
         if parsed.messages:
             return tokenizer.encode_plain(tokenizer.render_chat(parsed.messages))
         return tokenizer.encode(parsed.prompt or parsed.text)
-
-
-def _shorten(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX]
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 
@@ -93,6 +94,10 @@ class EngineSocket:
             self._socket.sendall(len(message).to_bytes(LENGTH_BYTES, "big") + message)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise PeerClosed(str(error)) from error
+
+    def readable(self) -> bool:
+        """Whether receive() has something to read now; it may still wait for the rest of a message."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self) -> bytes:
         """The next message. Raises PeerClosed."""

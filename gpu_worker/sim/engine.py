@@ -13,6 +13,7 @@ from gpu_worker.engine_port import (
     EngineEvent,
     EngineKey,
     EngineStarted,
+    EngineStepped,
     LoadFailed,
     ModelLoaded,
 )
@@ -40,6 +41,8 @@ class EngineScript:
     """Models that do not load."""
     kills_loading: set[str] = field(default_factory=set)
     """Models whose load ends the process."""
+    continuous: dict[str, int] = field(default_factory=dict)
+    """Models whose requests run side by side, and how many of them."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,14 @@ class _Process:
     slots: dict[int, ModelLaunch] = field(default_factory=dict)
     pending: list[tuple[float, int, EngineEvent]] = field(default_factory=list)
     hanging: bool = False
+
+    def flying(self) -> list[int]:
+        """Batches whose answer is on its way."""
+        return [entry[2].batch_id for entry in self.pending if isinstance(entry[2], BatchCompleted)]
+
+
+FLYING = (BatchCompleted, EngineStepped)
+STEPPED_EVERY_MS = 1_000.0
 
 
 class SimEngines:
@@ -74,7 +85,8 @@ class SimEngines:
         else:
             process.slots[slot] = launch
             load_ms = round(self.script.load_ms)
-            event = ModelLoaded(engine, slot, launch.memory_bytes, launch.weights_digest, load_ms, 0)
+            side_by_side = self.script.continuous.get(launch.model, 0)
+            event = ModelLoaded(engine, slot, launch.memory_bytes, launch.weights_digest, load_ms, 0, side_by_side)
             self._later(process, at, event)
 
     def unload(self, engine: EngineKey, slot: int) -> None:
@@ -89,6 +101,9 @@ class SimEngines:
         assert slot in process.slots, (engine, slot)
         names = tuple(item.request_id for item in items)
         self.batches.append((self._clock.monotonic_ms(), names))
+        if process.slots[slot].model in self.script.continuous:
+            self._fly(engine, process, batch_id, items)
+            return
         started_at = max(process.busy_until, self._clock.monotonic_ms())
         took = self.script.batch_ms + self.script.item_ms * len(items)
         process.busy_until = started_at + took
@@ -103,6 +118,38 @@ class SimEngines:
         else:
             outputs = [self.script.answer(item) for item in items]
             self._later(process, process.busy_until, BatchCompleted(engine, batch_id, outputs, took))
+
+    def _fly(self, engine: EngineKey, process: _Process, batch_id: int, items: Sequence[EngineInput]) -> None:
+        """A request of a continuous model: it ends after its own time, whatever else runs."""
+        (item,) = items
+        took = self.script.batch_ms + self.script.item_ms
+        ends_at = self._clock.monotonic_ms() + took
+        if item.request_id in self.script.hangs:
+            process.hanging = True
+        if process.hanging:
+            process.pending = [entry for entry in process.pending if not isinstance(entry[2], FLYING)]
+        elif item.request_id in self.script.kills:
+            self._later(process, ends_at, EngineDied(engine, "SIGSEGV"))
+        elif item.request_id in self.script.raises:
+            together = [*process.flying(), batch_id]
+            process.pending = [entry for entry in process.pending if not isinstance(entry[2], FLYING)]
+            for one in together:
+                failure = BatchFailed(engine, one, "engine_error", "scripted exception", len(together))
+                self._later(process, self._clock.monotonic_ms(), failure)
+        else:
+            self._later(process, ends_at, BatchCompleted(engine, batch_id, [self.script.answer(item)], took))
+            at = self._clock.monotonic_ms() + STEPPED_EVERY_MS
+            while at < ends_at:
+                self._later(process, at, EngineStepped(engine))
+                at += STEPPED_EVERY_MS
+
+    def cancel(self, engine: EngineKey, batch_id: int) -> None:
+        """What flies lands now; the answer is nobody's."""
+        process = self._processes.get(engine)
+        if process is not None and batch_id in process.flying():
+            entry = next(one for one in process.pending if getattr(one[2], "batch_id", None) == batch_id)
+            process.pending.remove(entry)
+            self._later(process, self._clock.monotonic_ms(), entry[2])
 
     def stop(self, engine: EngineKey) -> None:
         self._processes.pop(engine, None)

@@ -16,8 +16,9 @@ from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
 from sie_stream.input_schema import compile_schema
 from sie_stream.postprocess import Stage2, build_outputs, finish_result, stage2_of
-from sie_stream.provenance import ResultTopics, dead_letter, result_json, terminal_writes
+from sie_stream.provenance import ResultTopics, dead_letter, result_json, result_key, terminal_writes
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite, RawOutput, ResultError
+from sie_stream.rollout_records import SHADOW
 from sie_stream.settings import Settings
 
 NO_SCHEMA = b"{}"
@@ -124,6 +125,8 @@ class EgressMachine:
             self.counts.failed += 1
         else:
             self.counts.finished += 1
+        if partial.variant[:1] == SHADOW:
+            return [LogWrite(self._names.shadow, codec.encode_result(result), result_key(raw.key, result.request_id))]
         row = self._rows.get(partial.model)
         copies = ResultTopics(
             output=self._existing(raw.output_topic),

@@ -22,6 +22,7 @@ from processors.ingress.events import (
     Unsubscribe,
     WindowRead,
 )
+from processors.ingress.held import RoutesReporter
 from processors.ingress.machine import IngressMachine
 from processors.ingress.routes import TextEncoders
 from processors.ingress.sleepers import SleepWatch
@@ -48,7 +49,12 @@ class IngressHost:
     """One ingress process. Call start() once, then turn() for ever, then close()."""
 
     def __init__(
-        self, settings: Settings, ports: Ports, encoders: TextEncoders, watcher: Watcher | None = None
+        self,
+        settings: Settings,
+        ports: Ports,
+        encoders: TextEncoders,
+        watcher: Watcher | None = None,
+        name: str = "ingress",
     ) -> None:
         self._settings = settings
         self._ports = ports
@@ -65,13 +71,12 @@ class IngressHost:
         self._aborts_in_a_row = 0
         self._registry_reader = ports.make_reader(f"{settings.topics.ingress_group}.schemas")
         self._registry = SchemaTableFollower(self._registry_reader, settings.topics.schemas, ports.clock)
+        reports = ports.make_plain_writer()
         self._sleepers = SleepWatch(
-            lambda: ports.make_reader(settings.topics.worker_group),
-            ports.make_plain_writer,
-            settings.topics,
-            ports.clock,
+            lambda: ports.make_reader(settings.topics.worker_group), reports, settings.topics, ports.clock
         )
         self.machine = IngressMachine(settings, encoders, self._topics, self._registry)
+        self._held = RoutesReporter(name, settings.topics.cluster, reports, ports.clock)
 
     def start(self) -> None:
         """Take the transactional id (fencing the last incarnation), read the routes, join the groups.
@@ -88,6 +93,7 @@ class IngressHost:
 
     def turn(self) -> int:
         """One turn; waits at most IDLE_WAIT_MS. Returns how many records were settled. Raises Fenced, FatalLogError."""
+        self._held.beat()
         changed = self._routes.changes(self._pause_ms())
         self._turned_at = self._ports.clock.monotonic_ms()
         if changed:
@@ -114,17 +120,19 @@ class IngressHost:
 
     def close(self) -> None:
         """Leave the groups. Nothing is open between turns."""
+        self._sleepers.close()
+        self._held.leave()
         for source in self._sources.values():
             source.reader.close()
         self._reader.close()
         self._registry_reader.close()
-        self._sleepers.close()
         self._ports.writer.close()
 
     def _apply(self, changes: tuple[RouteChange, ...]) -> None:
         before = self.machine.routes.conflicts
         self._act(self.machine.decide([RoutesChanged(changes)]))
         self._sleepers.change(changes)
+        self._held.routes_changed(changes)
         conflicts = self.machine.routes.conflicts
         if conflicts and conflicts != before:
             self._watcher.event("bindings_ignored", conflicts=conflicts)

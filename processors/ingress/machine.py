@@ -208,6 +208,9 @@ class IngressMachine:
                 self._builder.work(record, request_id, request, schema_id, route, version, batch.now_ms)
             )
             self.counts.routed += 1
+            if self._builder.copies:
+                batch.writes += self._builder.copies
+                self._builder.copies = []
         except InvalidRequest as refusal:
             copies = self._copies(route, request, schema_id)
             self._end(record, request_id, refusal, schema_id, route.row, copies, batch)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def make() -> IngressHost:
         transactional_id = settings.topics.ingress_transactional_id(member.removeprefix("ingress-"))
         ports = kafka_ports(settings, transactional_id, member)
-        hosts.append(IngressHost(settings, ports, TokenizerStore(), LogWatcher(log)))
+        hosts.append(IngressHost(settings, ports, TokenizerStore(), LogWatcher(log), member))
         return hosts[0]
 
     def counts() -> Mapping[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -10,12 +10,13 @@ from msgspec import Raw
 
 from processors.ingress.decode import Bound
 from processors.ingress.events import IngressCommand, Subscribe, Unsubscribe
+from processors.ingress.rules import Content, Selector
 from processors.tokenise import TextEncoder, TokenCache, Tokeniser
 from sie_stream.control import RouteRow, VariantRow
 from sie_stream.errors import ConfigError, InvalidRequest, did_you_mean
 from sie_stream.ids import TopicNames
 from sie_stream.input_schema import InputValidator, compile_schema
-from sie_stream.routing import SHARES, choose_variant, pinned_variant, spill_of
+from sie_stream.routing import SHARES, choose_variant, pinned_variant, spill_of, variant_bucket
 
 GENERATIVE = "text-generation"
 
@@ -44,6 +45,8 @@ class CompiledRoute:
         "plain",
         "row",
         "salt",
+        "selector",
+        "shadows",
         "spill",
         "text_field",
         "tokeniser",
@@ -56,7 +59,9 @@ class CompiledRoute:
         self.generates = row.service_type == GENERATIVE
         self.output_topic = row.output_topic if row.output_topic and not row.output_bootstrap else None
         full = [variant for variant in row.variants if variant.weight >= SHARES]
-        self.only: VariantRow | None = full[0] if full else None
+        self.selector = Selector(row.rules, row.variants) if row.rules else None
+        self.shadows = tuple(variant for variant in row.variants if variant.shadow)
+        self.only: VariantRow | None = full[0] if full and not self.selector else None
         self.broken: str | None = None
         self.tokeniser: Tokeniser | None = None
         self.check: Callable[[bytes | Raw], None] = _accept
@@ -71,11 +76,22 @@ class CompiledRoute:
             self.broken = str(error)
         self.plain = not (self.broken or self.generates or self.tokeniser or row.quota_per_s)
 
-    def variant(self, sticky: bytes, version: str) -> VariantRow:
+    def variant(self, sticky: bytes, version: str, content: Content) -> VariantRow:
         """The variant that answers. Raises InvalidRequest (unknown_version, no_variant)."""
         if version:
             return pinned_variant(self.row.variants, self.row.model, version)
+        if self.selector is not None:
+            pinned = self.selector.pinned(content)
+            if pinned is not None:
+                return pinned
         return self.only or choose_variant(self.row.variants, sticky, self.salt)
+
+    def copied_to(self, sticky: bytes, answering: VariantRow) -> Iterator[VariantRow]:
+        """Shadow variants that get a copy of a request with this key."""
+        bucket = variant_bucket(sticky, self.salt)
+        for shadow in self.shadows:
+            if bucket < shadow.shadow and shadow.variant != answering.variant:
+                yield shadow
 
 
 def _accept(_raw: bytes | Raw) -> None:

@@ -34,18 +34,18 @@ class _Sleeper(Struct):
 
 
 class SleepWatch:
-    """`make_reader`: its offsets are those of the workers' group; it commits nothing. Both are made when needed."""
+    """`make_reader`: its offsets are those of the workers' group, it commits nothing; made when one sleeps."""
 
     def __init__(
         self,
         make_reader: Callable[[], LogReader],
-        make_writer: Callable[[], PlainWriter],
+        writer: PlainWriter,
         names: TopicNames,
         clock: Clock,
     ) -> None:
-        self._make = make_reader, make_writer
+        self._make_reader = make_reader
         self._reader: LogReader | None = None
-        self._writer: PlainWriter | None = None
+        self._writer = writer
         self._names = names
         self._clock = clock
         self._sleepers: dict[str, _Sleeper] = {}
@@ -65,9 +65,8 @@ class SleepWatch:
         if not self._sleepers or (now_ms := self._clock.monotonic_ms()) < self._retry_ms:
             return
         try:
-            if self._reader is None or self._writer is None:
-                make_reader, make_writer = self._make
-                self._reader, self._writer = make_reader(), make_writer()
+            if self._reader is None:
+                self._reader = self._make_reader()
             self._look(self._reader)
             self._tell(self._writer, now_ms)
         except Retriable:
@@ -76,8 +75,6 @@ class SleepWatch:
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-        if self._writer is not None:
-            self._writer.close()
 
     def _look(self, reader: LogReader) -> None:
         for sleeper in self._sleepers.values():

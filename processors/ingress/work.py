@@ -10,14 +10,16 @@ from msgspec import Struct
 
 from processors.ingress.decode import HEADER_BYTES_MAX, check_depth
 from processors.ingress.routes import CompiledRoute, RouteTable
+from processors.ingress.rules import Content
 from processors.tokenise import TextInputs, check_context, text_tokens
 from schemas import codec
 from sie_stream.admission import Quotas
-from sie_stream.control import RouteRow
+from sie_stream.control import RouteRow, VariantRow
 from sie_stream.errors import InvalidRequest
 from sie_stream.ids import keyed_hash
 from sie_stream.provenance import KEY_BYTES_MAX
 from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, LogWrite, WorkItem, header
+from sie_stream.rollout_records import SHADOW
 from sie_stream.routing import PRIORITY_LANES, bucket_of, partition_of, sticky_key
 from sie_stream.settings import Settings
 
@@ -40,6 +42,8 @@ class WorkBuilder:
     def __init__(self, settings: Settings, routes: RouteTable, topic_exists: Callable[[str], bool]) -> None:
         self.share = 1.0
         """Part of every quota that belongs to this process."""
+        self.copies: list[LogWrite] = []
+        """For shadow variants, of the items made since somebody took them."""
         self.verify_topics = False
         """Look for the work topic before writing to it; set once a transaction was aborted."""
         self.work_bytes_max = settings.record_bytes_max - WORK_OVERHEAD_BYTES
@@ -66,7 +70,8 @@ class WorkBuilder:
         key = record.key or b""
         variant = route.only
         if version or variant is None:
-            variant = route.variant(sticky_key(request.session, key, request_id), version)
+            content = Content(record.headers, request.tenant, bytes(request.inputs))
+            variant = route.variant(sticky_key(request.session, key, request_id), version, content)
         deadline_ms = request.deadline_ms or row.deadline_ms
         deadline_at_ms = _deadline_at_ms(record, deadline_ms, now_ms) if deadline_ms else 0
         token_ids = parameters = seed = None
@@ -76,40 +81,48 @@ class WorkBuilder:
         else:
             self._check(inputs, route)
         lane = row.priority if request.priority is None else PRIORITY_LANES[request.priority]
-        partition = lane if row.width == 1 else _partition(lane, route, request.session, key, request_id)
-        value = codec.encode_work(
-            WorkItem(
-                request_id,
-                row.instance,
-                row.model,
-                variant.version,
-                variant.variant,
-                row.route_epoch,
-                lane,
-                inputs,
-                key if len(key) <= KEY_BYTES_MAX else b"",
-                record.topic,
-                record.partition,
-                record.offset,
-                record.timestamp_ms,
-                now_ms,
-                now_ms,
-                schema_id,
-                deadline_at_ms,
-                parameters,
-                token_ids,
-                seed,
-                request.session,
-                request.tenant,
-                request.stream,
-                self.reply_topic(request.reply_topic) if request.reply_topic else None,
-                route.output_topic,
-                _traceparent(record) if record.headers else None,
-            )
+        item = WorkItem(
+            request_id,
+            row.instance,
+            row.model,
+            variant.version,
+            variant.variant,
+            row.route_epoch,
+            lane,
+            inputs,
+            key if len(key) <= KEY_BYTES_MAX else b"",
+            record.topic,
+            record.partition,
+            record.offset,
+            record.timestamp_ms,
+            now_ms,
+            now_ms,
+            schema_id,
+            deadline_at_ms,
+            parameters,
+            token_ids,
+            seed,
+            request.session,
+            request.tenant,
+            request.stream,
+            self.reply_topic(request.reply_topic) if request.reply_topic else None,
+            route.output_topic,
+            _traceparent(record) if record.headers else None,
         )
+        value = codec.encode_work(item)
         if len(value) > self.work_bytes_max:
             raise _too_large(len(value), self.work_bytes_max)
-        return LogWrite(row.topic, value, request.session.encode() if request.session else record.key, partition)
+        if route.shadows:
+            self._copy(item, record, route, variant)
+        return _placed(item, value, record, variant, route)
+
+    def _copy(self, item: WorkItem, record: LogRecord, route: CompiledRoute, variant: VariantRow) -> None:
+        """Copies for shadow variants; `copies` is taken by whoever writes the item itself."""
+        for shadow in route.copied_to(sticky_key(item.session, record.key or b"", item.request_id), variant):
+            copy = msgspec.structs.replace(
+                item, version=shadow.version, variant=SHADOW + shadow.variant, reply_topic=None, output_topic=None
+            )
+            self.copies.append(_placed(copy, codec.encode_work(copy), record, shadow, route))
 
     def _inspect(
         self, request_id: str, request: InferenceRequest, inputs: bytes, route: CompiledRoute, now_ms: int
@@ -193,9 +206,17 @@ class WorkBuilder:
         raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
 
 
-def _partition(lane: int, route: CompiledRoute, session: str | None, key: bytes, request_id: str) -> int:
-    width = route.row.width
-    return partition_of(lane, bucket_of(sticky_key(session, key, request_id), width, route.spill), width)
+def _placed(item: WorkItem, value: bytes, record: LogRecord, variant: VariantRow, route: CompiledRoute) -> LogWrite:
+    """The record of a work item: in the topic of its variant, by lane and bucket."""
+    lane, session = item.priority, item.session
+    topic, width, spill = route.row.topic, route.row.width, route.spill
+    if variant.topic:
+        topic, width, spill = variant.topic, variant.width, None
+    partition = lane
+    if width != 1:
+        key = sticky_key(session, record.key or b"", item.request_id)
+        partition = partition_of(lane, bucket_of(key, width, spill), width)
+    return LogWrite(topic, value, session.encode() if session else record.key, partition)
 
 
 def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:

@@ -40,6 +40,7 @@ def added_terms(ledger: Ledger, number: int, seat: Seat) -> dict[str, int]:
         count = ledger.count[device]
         terms["devices_used"] += 0 if count else device_cost(folded, device)
         terms["balance"] += pair_cost(folded) * count
+        terms["load"] += ledger.load_cost(folded.kind[number], device)
     server = folded.server[seat[0][0]]
     if ledger.on_server.get((kind.version, server), 0):
         terms["same_server"] += server_cost(folded, kind.version)

@@ -31,6 +31,7 @@ class Poured(Struct, frozen=True):
     variable: int
     version: int
     size: int | None
+    load: int
 
 
 class Pool:
@@ -82,6 +83,7 @@ class Relaxation:
                 self._pack(pool, len(held.intersection(pool.devices)))
             if pair_cost(folded):
                 self._pairs(pool)
+            self._load(pool)
         self._islands()
         self._servers()
 
@@ -133,7 +135,8 @@ class Relaxation:
                 variable = program.variable(most, cost, self._hint(pool, members, option))
                 terms.append((variable, 1))
                 self.chosen[kind].append((option, variable))
-                pool.poured.append(Poured(variable, table.version, None if table.demand.exclusive else bytes_needed))
+                whole = None if table.demand.exclusive else bytes_needed
+                pool.poured.append(Poured(variable, table.version, whole, table.load))
                 if home:
                     homes.append((variable, 1))
         hint = sum(not folded.placed(number, self.seats[number]) for number in members)
@@ -204,6 +207,21 @@ class Relaxation:
             program.at_most([*terms, (used, -1)], 0)
         # Devices may also be used by replicas that are only held, and so are not poured.
         program.at_most([(used, 1), *((one.variable, -1) for one in pool.poured)], held)
+
+    def _load(self, pool: Pool) -> None:
+        """How busy its devices are together, above what all of them that hold something may be free of cost."""
+        program, weights = self.program, self.folded.objective
+        terms = [(one.variable, one.load) for one in pool.poured if one.load]
+        if not terms or not weights.load:
+            return
+        slack = sum(max(0, weights.load_free - self.fixed.load[device]) for device in pool.devices)
+        free: list[Term] = [] if pool.used is None else [(pool.used, -weights.load_free)]
+        fixed = slack if pool.used is None else 0
+        hint = sum(load * program.hint[variable] for variable, load in (*terms, *free)) - fixed
+        over = program.variable(
+            sum(load * program.upper[variable] for variable, load in terms), weights.load, max(0, hint)
+        )
+        program.at_most([*terms, *free, (over, -1)], fixed)
 
     def _pairs(self, pool: Pool) -> None:
         """Replicas make the fewest pairs when spread evenly: the sum over devices of the lines q*n - q(q+1)/2."""

@@ -6,8 +6,9 @@ else: no kinds, no ledger, no program. Tests compare the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -25,9 +26,11 @@ class Best(Struct, frozen=True):
     tried: int
 
 
-def enumerate_all(folded: Folded) -> Best:
-    """Exponential: keep to about five replicas on five devices."""
-    choices = [tuple(_choices(folded, number)) for number in range(len(folded.kind))]
+def enumerate_all(folded: Folded, fixed: Mapping[int, Seat | None] = MappingProxyType({})) -> Best:
+    """Exponential: keep to about five replicas on five devices. `fixed`, by demand: what has one choice only."""
+    choices = [
+        (fixed[number],) if number in fixed else tuple(_choices(folded, number)) for number in range(len(folded.kind))
+    ]
     best: tuple[int, tuple[Seat | None, ...]] | None = None
     all_placed, tried = False, 0
     for seats in _placements(folded, choices, ()):

@@ -62,6 +62,7 @@ class Looks:
         self.sums = sums
         self.bound_to = bound_to
         self.versions = sorted({folded.kinds[kind].version for kind in kinds})
+        self.loads = any(folded.kinds[kind].load for kind in kinds)
 
     def of(self, device: int) -> tuple[object, ...] | None:
         """None: nothing free fits."""
@@ -85,6 +86,7 @@ class Looks:
             self._rounded(fixed.free[device]),
             0 if count else device_cost(folded, device),
             min(count, 1) if folded.objective.packing == "binpack" else count,
+            max(0, folded.objective.load_free - fixed.load[device]) if self.loads else 0,
             self.bound_to.get(device, -1),
             self._places(device),
         )

@@ -58,6 +58,8 @@ class Kind(Struct, frozen=True):
     warm_workers: frozenset[int]
     failed_devices: frozenset[int]
     failed_cost: int
+    load: int
+    """Percent of the time of each of its devices."""
 
 
 class Folded(Struct, frozen=True):
@@ -222,6 +224,8 @@ def _check_demand(demand: Demand) -> None:
             raise ConfigError(f"demands: {demand.shown}: {field} is {value}; allowed: 1 or more.")
     if level_of(demand) and demand.max_per_worker > 1:
         raise ConfigError(f"demands: {demand.shown}: span {demand.span!r} is allowed with max_per_worker 1 only.")
+    if demand.load_percent < 0:
+        raise ConfigError(f"demands: {demand.shown}: load_percent is {demand.load_percent}; allowed: 0 or more.")
     for name, wanted in demand.requires.items():
         try:
             read_range(wanted)
@@ -329,6 +333,7 @@ def _kind(
         warm_workers=frozenset(workers.seen[name] for name in demand.warm_on if name in workers.seen),
         failed_devices=frozenset(by_name[key] for key in demand.failed_on if key in by_name),
         failed_cost=weights.sla_risk * weights.failed_risk_permille * demand.sla_weight,
+        load=demand.load_percent,
     )
 
 

@@ -39,10 +39,10 @@ def greedy(folded: Folded, start: Sequence[Seat | None], options: Sequence[int] 
     found = [best_fit(folded, start, largest)]
     if any(not folded.placed(number, found[0][number]) for number in waiting):
         found.append(best_fit(folded, start, _most_valuable_first(folded, start, waiting)))
-    if folded.objective.packing == "binpack":
+    if folded.objective.packing == "binpack" and len(waiting) >= FILL_MIN:
         special = [number for number in largest if not is_plain(folded, number)]
         found.append(best_fit(folded, fill(folded, best_fit(folded, start, special), options), largest))
-    return min(found, key=lambda seats: total(evaluate(folded, seats)))
+    return found[0] if len(found) == 1 else min(found, key=lambda seats: total(evaluate(folded, seats)))
 
 
 def _largest_first(folded: Folded, number: int) -> tuple[int, int, int, int]:
@@ -211,7 +211,8 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
             free = ledger.free[device] - folded.weight(index, option, device)
             if free >= 0 and ledger.admits(number, device):
                 cost = seat_cost(folded, index, option, device) + cold_cost(folded, index, device)
-                cost += _beside(ledger, number, device) + folded.objective.kv_apart * ledger.apart(number, (device,))
+                cost += _beside(ledger, number, device) + ledger.load_cost(index, device)
+                cost += folded.objective.kv_apart * ledger.apart(number, (device,))
                 found.append(((cost + _opening(ledger, device), sign * free, device), ((device,), option)))
     return found
 

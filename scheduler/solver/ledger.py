@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.solver.classes import Folded, Seat
 from scheduler.solver.constraints import Refusal
+from scheduler.solver.objective import load_cost
 
 
 class Ledger:
@@ -19,6 +20,8 @@ class Ledger:
         self.folded = folded
         self.free = list(folded.usable)
         self.count = [0] * len(folded.usable)
+        self.load = [0] * len(folded.usable)
+        """Percent of its time that replicas are expected to keep a device busy."""
         self.holders: list[dict[int, None]] = [{} for _ in folded.usable]
         self.on_device: dict[tuple[int, int], int] = {}
         self.on_worker: dict[tuple[int, int], int] = {}
@@ -44,6 +47,7 @@ class Ledger:
             self.free[device] -= step * folded.weight(kind, seat[1], device)
             was = self.count[device]
             self.count[device] += step
+            self.load[device] += step * folded.kinds[kind].load
             if folded.island[device] >= 0:
                 self.island_used[folded.island[device]] += (self.count[device] > 0) - (was > 0)
             if step > 0:
@@ -91,6 +95,11 @@ class Ledger:
             self.free[device] >= folded.weight(kind, seat[1], device) and self.admits(number, device)
             for device in seat[0]
         )
+
+    def load_cost(self, kind: int, device: int) -> int:
+        """What one more replica of the kind costs there because of how busy the device is with others."""
+        before = self.load[device]
+        return load_cost(self.folded, before + self.folded.kinds[kind].load) - load_cost(self.folded, before)
 
     def refusal(self, number: int, option: int, device: int) -> Refusal | None:
         """Which neighbour keeps the replica from the device; None when it could start there now."""

@@ -150,6 +150,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     """A standby replica belongs to the warm pool: it is worth only its likelihood."""
     sla_weight: int = 1
     """What a breach costs, relative to other models; see `objective.sla_weight`."""
+    load_percent: int = 0
+    """Share of each of its devices' time that it is expected to keep busy."""
     risk_permille: dict[str, int] = {}
     """By device product, or else by device kind: how likely the SLA is missed there."""
 
@@ -200,6 +202,9 @@ class Objective(Struct, frozen=True, kw_only=True):
     """Each island beyond the first on which replicas are that exchange KV."""
     pair: int = 200
     """spread: two replicas on one device."""
+    load: int = 100
+    """A percent of a device's time above `load_free` that its replicas are expected to keep it busy, all together."""
+    load_free: int = 70
     same_server: int = 800
     """A replica on a server that has another one of its version, times the SLA weight."""
     settled: int = 1_000_000_000

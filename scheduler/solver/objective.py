@@ -10,7 +10,7 @@ from scheduler.solver.model import Priority
 
 TERMS = (
     *("unplaced", "sla_risk", "precision", "price", "devices_used", "nvlink_fragmentation", "balance"),
-    *("same_server", "migration", "warm_pool", "spanning", "kv_apart"),
+    *("load", "same_server", "migration", "warm_pool", "spanning", "kv_apart"),
 )
 WEIGHT_OF: dict[Priority, int] = {"P0": 8, "P1": 4, "P2": 2}
 
@@ -29,7 +29,7 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     """Every term of TERMS for these seats, one per demand."""
     terms = dict.fromkeys(TERMS, 0)
     serving = [0] * folded.versions
-    holding = [0] * len(folded.usable)
+    holding, load = [0] * len(folded.usable), [0] * len(folded.usable)
     on_server: dict[tuple[int, int], int] = {}
     exchanges: dict[int, dict[int, None]] = {}
     for number, seat in enumerate(seats):
@@ -44,6 +44,7 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
             _add_seat(folded, number, seat, terms)
             for device in seat[0]:
                 holding[device] += 1
+                load[device] += kind.load
             place = kind.version, folded.server[seat[0][0]]
             on_server[place] = on_server.get(place, 0) + 1
         terms["migration"] += migration_cost(folded, number, seat)
@@ -52,6 +53,8 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
         server_cost(folded, version) * (count - 1) for (version, _), count in on_server.items() if count > 1
     )
     terms["kv_apart"] = sum(folded.objective.kv_apart * (len(domains) - 1) for domains in exchanges.values())
+    allowed = folded.objective.load_free
+    terms["load"] = folded.objective.load * sum(percent - allowed for percent in load if percent > allowed)
     _add_devices(folded, holding, terms)
     return terms
 
@@ -116,6 +119,15 @@ def pair_cost(folded: Folded) -> int:
 def server_cost(folded: Folded, version: int) -> int:
     """What each replica of the version costs that is on a server with another one of it."""
     return folded.server_weight[version]
+
+
+def load_cost(folded: Folded, percent: int) -> int:
+    """What it costs that replicas keep a device so busy together: they slow each other down, and SLAs are missed.
+
+    Linear above a threshold, so each further replica costs at least as much as the one before.
+    """
+    weights = folded.objective
+    return weights.load * max(0, percent - weights.load_free)
 
 
 def migration_cost(folded: Folded, number: int, seat: Seat | None) -> int:

@@ -224,6 +224,25 @@ class Part:
                 program.at_most(occupants, free)
             if pair_cost(folded):
                 self._pairs(fixed.count[device], count, [variable for variable, _ in occupants])
+        self._load()
+
+    def _load(self) -> None:
+        """How busy each device is above what is free of cost, in addition to what is fixed there."""
+        folded, program, weights = self.folded, self.program, self.folded.objective
+        busy: dict[int, list[Term]] = {}
+        for (kind, _, device), variable in self.on.items():
+            if folded.kinds[kind].load:
+                busy.setdefault(device, []).append((variable, folded.kinds[kind].load))
+        for number, variable in self.held.items():
+            load = folded.kinds[folded.kind[number]].load
+            for device in (folded.current[number] or ((), 0))[0] if load else ():
+                busy.setdefault(device, []).append((variable, load))
+        for device, terms in busy.items():
+            slack = max(0, weights.load_free - self.fixed.load[device])
+            most, hint = sum(load for _, load in terms), sum(load * program.hint[variable] for variable, load in terms)
+            if weights.load and most > slack:
+                over = program.variable(most - slack, weights.load, max(0, hint - slack))
+                program.at_most([*terms, (over, -1)], slack)
 
     def _pairs(self, fixed: int, hint: int, variables: Sequence[int]) -> None:
         """n replicas are n(n-1)/2 pairs: the highest of the lines q*n - q(q+1)/2, above what is fixed."""

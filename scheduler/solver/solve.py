@@ -19,6 +19,7 @@ from scheduler.solver.classes import Folded, Seat, fold, place_of
 from scheduler.solver.constraints import tier_conflict
 from scheduler.solver.cpsat import SOLVER, minimise
 from scheduler.solver.explain import why_not
+from scheduler.solver.floor import least
 from scheduler.solver.greedy import greedy
 from scheduler.solver.ledger import Ledger, keep
 from scheduler.solver.model import PERMILLE, Assignment, Plan, Problem, Scope, Unplaceable
@@ -44,12 +45,21 @@ class Limits(Struct, frozen=True, kw_only=True):
     windows_max: int = 24
     gap_permille: int = 10
     """Near enough to the bound to stop."""
+    look_max: int = 8
+    """Free replicas up to which a bound in one look is tried before any program is built."""
     widenings: tuple[int, ...] = (6, 24)
     """Devices per unplaced replica whose contents are freed, step by step."""
 
 
 FOR_FLEET = Limits(exact_work=2_000_000)
-FOR_CHANGE = Limits(exact_work=20_000, bound_work=8_000, window_work=8_000, windows_max=2, gap_permille=20)
+FOR_CHANGE = Limits(exact_work=20_000, bound_work=8_000, window_work=8_000, windows_max=2, gap_permille=20, look_max=64)
+REBALANCED_WHOLE_MAX = 64
+"""Replicas of a fleet of which a rebalance looks at every placement."""
+PARTS = 6
+"""Windows of a rebalance of a larger one."""
+LOOK_EXACT_MAX = 8
+"""Free replicas up to which the greedy answer is taken only when it is known to be the best; of more, when it is near.
+"""
 COUNTED = ("programs", "work", "variables", "rows", "widenings", "free", "devices_seen")
 
 
@@ -61,7 +71,8 @@ class Search:
         self.limits = limits
         self.base = tuple(seats)
         self.seats = list(seats)
-        self.cost = total(evaluate(folded, seats))
+        self.before = total(evaluate(folded, seats))
+        self.cost = self.before
         self.statistics = dict.fromkeys(COUNTED, 0)
 
     def offer(self, seats: Sequence[Seat | None]) -> bool:
@@ -80,6 +91,11 @@ class Search:
         folded = self.folded
         fixed = self._fixed(free)
         self._start(free, ())
+        if len(free) <= self.limits.look_max:
+            bound = cost_without(folded, self.seats, free) + least(folded, fixed, free)
+            near = self.limits.gap_permille if len(free) > LOOK_EXACT_MAX else 0
+            if (self.cost - bound) * PERMILLE <= near * bound:
+                return min(bound, self.cost)
         options = sum(len(folded.kinds[kind].sizes) for kind in sorted({folded.kind[number] for number in free}))
         if len(free) <= self.limits.exact_free_max or options * len(folded.usable) <= seats_max:
             devices = candidates(folded, fixed, free, self.seats)
@@ -216,10 +232,27 @@ def rebalance(problem: Problem, moves_max: int, limits: Limits = FOR_CHANGE) -> 
     search = Search(folded, base, limits)
     tidied = tidy(folded, base, moves_max)
     search.offer(tidied)
+    if len(base) > REBALANCED_WHOLE_MAX:
+        _tidy_parts(search, moves_max)
+        return _plan(search, "fleet", 0, base, whole)
     bound = search.solve(tuple(range(len(base))), limits.exact_seats_max)
-    if sum(before != after for before, after in zip(base, search.seats, strict=True)) > moves_max:
+    if _moved(base, search.seats) > moves_max:
         search.seats, search.cost = tidied, total(evaluate(folded, tidied))
     return _plan(search, "fleet", bound, base, whole)
+
+
+def _tidy_parts(search: Search, moves_max: int) -> None:
+    """A large fleet is never placed anew for a few moves: its emptiest devices are, with some that have room."""
+    everything = tuple(range(len(search.base)))
+    for window in windows(search.folded, lambda: search.seats, everything, PARTS):
+        seats, cost = search.seats, search.cost
+        search.improve(window, search.limits.window_work)
+        if _moved(search.base, search.seats) > moves_max:
+            search.seats, search.cost = seats, cost
+
+
+def _moved(before: Sequence[Seat | None], after: Sequence[Seat | None]) -> int:
+    return sum(old != new for old, new in zip(before, after, strict=True))
 
 
 def _homing(folded: Folded, seats: list[Seat | None]) -> list[Seat | None]:
@@ -242,7 +275,7 @@ def _homing(folded: Folded, seats: list[Seat | None]) -> list[Seat | None]:
 def _plan(search: Search, scope: Scope, bound: int, base: list[Seat | None], whole: bool) -> Plan:
     """The best seats as a plan, or what is there when they are not better."""
     folded = search.folded
-    do_nothing = total(evaluate(folded, base)) if whole else None
+    do_nothing = search.before if whole else None
     taken = do_nothing is None or search.cost < do_nothing
     seats = search.seats if taken else base
     terms = evaluate(folded, seats)

@@ -18,6 +18,9 @@ from scheduler.solver.ledger import Ledger
 
 SENTENCES_MAX = 16
 """Per replica."""
+TOLD_ONE_BY_ONE = 64
+"""Devices of a fleet up to which each full one says what fills it; of more, one example says it."""
+FULL = "full"
 
 
 class Reason(Struct):
@@ -38,14 +41,28 @@ def why_not_elsewhere(folded: Folded, ledger: Ledger, number: int, seat: Seat) -
     for device in range(len(folded.usable)):
         if device in seat[0]:
             continue
-        key = _sort_of(folded, ledger, number, device)
+        key = FULL if _is_full(folded, ledger, number, device) else _sort_of(folded, ledger, number, device)
         known = verdicts.get(key)
         if known is None:
             verdicts[key] = _reason(folded, ledger, number, device, here)
-        else:
-            known.devices.append(device)
+            continue
+        known.devices.append(device)
+        if key is FULL and len(known.devices) == 2:
+            known.sentence = f"e.g. {known.sentence}"
     ledger.add(number, seat)
     return _sentences(folded, _merged(list(verdicts.values())))
+
+
+def _is_full(folded: Folded, ledger: Ledger, number: int, device: int) -> bool:
+    """Whether nothing but memory keeps the replica from this device of a large fleet."""
+    kind = folded.kind[number]
+    options = folded.kinds[kind].fits[folded.device_class[device]]
+    return (
+        len(folded.usable) > TOLD_ONE_BY_ONE
+        and bool(options)
+        and all(folded.weight(kind, option, device) > ledger.free[device] for option in options)
+        and ledger.admits(number, device)
+    )
 
 
 def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashable:
@@ -63,6 +80,7 @@ def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashab
         (group, ledger.count[device], ledger.on_server.get((kind.version, folded.server[device]), 0) > 0),
         (island >= 0, ledger.island_used[island] > 0, len(folded.islands[island])) if island >= 0 else (False,),
         (folded.worker[device] in kind.warm_workers, device in kind.failed_devices, apart),
+        ledger.load_cost(folded.kind[number], device),
         (device in (folded.current[number] or ((), 0))[0], tuple(refusal is None for refusal in refusals)),
     )
 

@@ -27,7 +27,7 @@ from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 from topics.catalog import system_topics
 
-STOP_ORDER = ("bridge", "ingress", "worker", "egress", "scheduler")
+STOP_ORDER = ("bridge", "ingress", "worker", "egress", "outcomes", "scheduler")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 Say = Callable[[str], None]
@@ -52,6 +52,7 @@ class Layout:
         specs += [ProcessSpec(f"worker-{n}", "gpu_worker.main", self._worker(n)) for n in range(self.workers)]
         specs += [ProcessSpec(f"ingress-{n}", "processors.ingress.main", ("--id", str(n))) for n in range(self.ingress)]
         specs += [ProcessSpec(f"egress-{n}", "processors.egress.main", ("--id", str(n))) for n in range(self.egress)]
+        specs.append(ProcessSpec("outcomes-0", "processors.outcomes.main"))
         return [*specs, ProcessSpec("bridge-0", "processors.bridge.main")]
 
     def _worker(self, number: int) -> tuple[str, ...]:

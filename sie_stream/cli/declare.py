@@ -18,7 +18,9 @@ from sie_stream.ids import TopicPartition
 from sie_stream.spec import ModelSpec, parse_documents, to_json
 
 SUFFIXES = (".yaml", ".yml", ".json")
-ANSWERS = ("model_accepted", "model_rejected", "model_unchanged", "model_deleting", "delete_ignored")
+ANSWERS = (
+    "model_accepted", "model_rejected", "model_unchanged", "model_deleting", "delete_ignored", "rollout_started",
+)  # fmt: skip
 POLL_MS = 50
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from scheduler.state import ClusterState, WorkerState
+from scheduler.state import ClusterState
+from scheduler.worker_state import WorkerState
 from sie_stream.topology.records import NUMA_UNKNOWN, CpuDevice, GpuTopology
 from sie_stream.topology.tree import Resident, Server
 

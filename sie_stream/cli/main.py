@@ -13,11 +13,14 @@ from sie_stream.cli import (
     audit,
     decisions,
     demo,
+    demo_canary,
     doctor,
     explain,
+    failures,
     maintenance,
     models,
     replay,
+    rollout,
     simulate,
     stream,
     topics,
@@ -54,12 +57,15 @@ app.command()(maintenance.drain)
 app.command()(maintenance.uncordon)
 app.command()(decisions.decisions)
 app.command()(decisions.undo)
+app.add_typer(rollout.app, name="rollout")
+app.command()(failures.failures)
 app.add_typer(audit.app, name="audit")
 app.command()(replay.replay)
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)
 app.command()(simulate.simulate)
+app.command()(demo_canary.demo_canary)
 
 
 def _version(wanted: bool) -> None:

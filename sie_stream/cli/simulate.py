@@ -122,9 +122,10 @@ def _latencies(report: Report) -> None:
     m = report.measured
     typer.echo(
         f"\n{report.policy}: {report.hours:g} h, {report.models} models, {report.devices} GPUs in {m.wall_s:.1f} s: "
-        f"{m.speed:.0f} x real time, {m.traffic_speed:.0f} x after the fleet was set up\n"
-        f"decisions on this machine: {m.decisions}, p50 {m.decision_p50_ms:g} ms, p99 {m.decision_p99_ms:g} ms; with "
-        f"the solver {m.placements}, p50 {m.placement_p50_ms:g} ms, p99 {m.placement_p99_ms:g} ms, longest "
-        f"{m.placement_max_ms:g} ms\n"
+        f"{m.speed:.0f} x real time, {m.traffic_speed:.0f} x after the fleet was set up; {m.cpu_s:.1f} s of CPU time, "
+        f"{m.cpu_speed:.0f} x\n"
+        f"decisions on this machine, CPU time: {m.decisions}, p50 {m.decision_p50_ms:g} ms, p99 "
+        f"{m.decision_p99_ms:g} ms; with the solver {m.placements}, p50 {m.placement_p50_ms:g} ms, p99 "
+        f"{m.placement_p99_ms:g} ms, longest {m.placement_max_ms:g} ms\n"
         f"memory: share of the GPUs that hold any replica, over time; of the whole fleet {report.memory_of_fleet:.1%}"
     )

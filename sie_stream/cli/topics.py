@@ -1,4 +1,4 @@
-"""`sie-stream topics plan|apply|schemas`: the topics as declared in topics/*.yaml, against the cluster as it is."""
+"""`sie-stream topics plan|apply`: the topics as declared in topics/*.yaml, against the cluster as it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ from typing import Any
 import msgspec
 import typer
 
+from sie_stream.cli import topic_holds
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.registry import register_released
 from topics.catalog import system_topics
 from topics.edge.admin import KafkaAdmin
-from topics.plan import AddPartitions, ChangeConfig, CreateTopic, Drift, TopicChange, plan, repairable
+from topics.plan import (
+    AddPartitions,
+    ChangeConfig,
+    CreateTopic,
+    Drift,
+    Held,
+    TopicChange,
+    UnsetConfig,
+    plan,
+    repairable,
+)
 
-app = typer.Typer(help="Plan and apply the topics and schemas of this installation.", no_args_is_help=True)
+app = typer.Typer(help="Topics and schemas of this installation: plan, apply, and legal holds.", no_args_is_help=True)
+app.command("hold")(topic_holds.hold)
+app.command("release")(topic_holds.release)
+app.command("holds")(topic_holds.holds)
 
 
 def admin_of(connection: Connection) -> KafkaAdmin:
@@ -36,6 +50,10 @@ def in_words(change: TopicChange) -> dict[str, Any]:
             what = f"add partitions: {change.partitions_now} -> {change.partitions}"
         case ChangeConfig():
             what = f"set {change.name}: {change.value_now or 'default'} -> {change.value}"
+        case UnsetConfig():
+            what = f"unset {change.name}: {change.value_now} -> default"
+        case Held():
+            what = change.message
         case Drift():
             what = f"cannot be repaired: {change.message}"
     return {"topic": change.topic, "change": what, **msgspec.to_builtins(change)}

@@ -16,10 +16,12 @@ from schemas.codec import (
     decode_row,
     decode_work,
 )
-from sie_stream.control import ClusterRecord, PlacementRow
+from sie_stream.auditing.owners import owners_of
+from sie_stream.control import ClusterRecord, PlacementRow, RouteRow
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.offset_metadata import METADATA_CHARS_MAX, decode
-from sie_stream.records import CommittedOffset, LogRecord, Result
+from sie_stream.records import CommittedOffset, LogRecord, Result, WorkItem
+from sie_stream.routing import choose_variant, sticky_key
 from sie_stream.sim.cluster import SimTransaction
 from sie_stream.sim.partition import SimPartition
 from sie_stream.sim.traffic import BOUND_GROUP, BOUND_TOPIC, COPIES_TOPIC, Traffic, right_answer
@@ -50,6 +52,8 @@ class Checkers:
         self._placements: dict[str, dict[int, tuple[str, str]]] = {}
         """Work topic -> partition -> (worker, incarnation) as last published."""
         self._topics: dict[str, str] = {}
+        self._routes: dict[tuple[str, int], RouteRow] = {}
+        """Every route that was ever published."""
         self._ordered: dict[tuple[str, int, str], int] = {}
         world.log.cluster.on_commit = self.on_commit
 
@@ -80,19 +84,38 @@ class Checkers:
         elif topic == self.names.outputs:
             self._once(self.raw, decode_raw_output(record.value).result.request_id, record, "raw output")
         elif topic.startswith(self._work_prefix):
-            self._once(self.routed, decode_work(record.value).request_id, record, "work item")
+            work = decode_work(record.value)
+            self._once(self.routed, work.request_id, record, "work item")
+            self._as_routed(work, record)
         elif topic == COPIES_TOPIC:
             self._copied(decode_result(record.value).request_id, record)
         elif topic == self.names.decisions:
             self._decided(record)
         elif topic == self.names.placements:
             self._placed(record)
+        elif topic == self.names.routes and record.value is not None:
+            row = decode_row(record.value, RouteRow)
+            self._routes[row.model, row.route_epoch] = row
         elif topic == self.names.snapshots:
             self._mark("snapshot")
         elif topic == self.names.deadletter:
             self._mark("dead_letter")
             request_id = decode_deadletter(record.value).request_id
             self.letters[request_id] = self.letters.get(request_id, 0) + 1
+
+    def _as_routed(self, work: WorkItem, record: LogRecord) -> None:
+        """The variant is the one that owns the key in the route of that epoch, and the topic is the variant's."""
+        row = self._routes[work.model, work.route_epoch]
+        sticky = sticky_key(work.session, work.key, work.request_id)
+        owner = choose_variant(row.variants, sticky, row.instance.encode())
+        if (owner.variant, owner.version) != (work.variant, work.version):
+            raise Violation(
+                f"{work.request_id} went to {work.variant}, epoch {work.route_epoch} gives it {owner.variant}"
+            )
+        if record.topic != (owner.topic or row.topic):
+            raise Violation(f"{work.request_id} of {work.variant} lies in {record.topic}")
+        if work.variant != "stable":
+            self._mark("canary")
 
     def _once(self, seen: dict[str, LogRecord], request_id: str, record: LogRecord, what: str) -> None:
         before = seen.setdefault(request_id, record)
@@ -258,6 +281,18 @@ class Checkers:
             if request_id not in self.terminal:
                 raise Violation(f"a copy of {request_id}, which has no terminal record")
         self._refolded(refold)
+        self._owned_by_one()
+
+    def _owned_by_one(self) -> None:
+        """What the topics alone say about owners, as the chaos tests ask it of real ones."""
+        visible = self.world.log.visible
+        owners = owners_of(
+            ((one.offset, one.timestamp_ms, decode_cluster(one.value)) for one in visible(self.names.cluster)),
+            (decode_row(one.value, PlacementRow) for one in visible(self.names.placements) if one.value is not None),
+            (decode_result(one.value) for one in visible(self.names.results)),
+        )
+        if owners.violations:
+            raise Violation(f"owners: {owners.violations[:8]}")
 
     def _refolded(self, refold: Refold) -> None:
         """A fresh scheduler that reads the whole control log says what was said, byte for byte."""

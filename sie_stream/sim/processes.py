@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from processors.egress.host import EgressHost
 from processors.ingress.host import IngressHost
+from processors.outcomes.host import OutcomesHost
 from processors.tokenise import TextEncoder
 from processors.turns import Ports
 from schemas.codec import encode_cluster
@@ -33,6 +34,7 @@ def start_fleet(world: World, scenario: Scenario) -> None:
         ("worker", fleet.workers),
         ("ingress", fleet.ingress),
         ("egress", fleet.egress),
+        ("outcomes", fleet.outcomes),
     )
     for role, count in roles:
         for number in range(count):
@@ -75,7 +77,9 @@ class IngressBody:
         transactional_id = settings.topics.ingress_transactional_id(lane.process.name)
         self._world = world
         self._stopping = False
-        self.host = self.host_type(settings, ports(world, lane, settings, transactional_id), NoEncoders(), Notes(lane))
+        self.host = self.host_type(
+            settings, ports(world, lane, settings, transactional_id), NoEncoders(), Notes(lane), lane.process.name
+        )
 
     def start(self) -> None:
         self.host.start()
@@ -113,6 +117,28 @@ class EgressBody:
         self._stopping = True
 
 
+class OutcomesBody:
+    def __init__(self, world: World, lane: Lane, parts: Parts) -> None:
+        settings = parts.settings
+        self._world = world
+        self._stopping = False
+        made = ports(world, lane, settings, f"{settings.topic_prefix}{lane.process.name}")
+        self.host = OutcomesHost(settings, made, lane.process.name, Notes(lane))
+
+    def start(self) -> None:
+        self.host.start()
+
+    def turn(self) -> float | None:
+        if self._stopping:
+            self.host.close()
+            return None
+        self.host.turn()
+        return self._world.between((20, 200))
+
+    def ask_to_stop(self) -> None:
+        self._stopping = True
+
+
 def no_encoder(path: str, digest: str) -> TextEncoder:
     raise ConfigError(f"no tokenizers here: {path}")
 
@@ -137,5 +163,6 @@ BODIES: dict[Role, MadeOf] = {
     "worker": WorkerBody,
     "ingress": IngressBody,
     "egress": EgressBody,
+    "outcomes": OutcomesBody,
     "scheduler": SchedulerBody,
 }

@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from sie_stream.errors import ConfigError, did_you_mean
 
-Role = Literal["worker", "ingress", "egress", "scheduler"]
-ROLES: tuple[Role, ...] = ("worker", "ingress", "egress", "scheduler")
+Role = Literal["worker", "ingress", "egress", "scheduler", "outcomes"]
+ROLES: tuple[Role, ...] = ("worker", "ingress", "egress", "scheduler", "outcomes")
 Span = tuple[int, int]
 """Least and most milliseconds."""
 
@@ -53,6 +53,8 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     hangs_engine: float = 0.0
     raises_in_engine: float = 0.0
     refused_by_engine: float = 0.02
+    rollout_hold_ms: int = 0
+    """New versions take over by steps, each held so long; 0: all at once."""
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +67,8 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     egress: int = 1
     schedulers: int = 1
     """The second and later ones stand by."""
+    outcomes: int = 0
+    """Who reports windows of statistics; rollouts need one."""
 
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +77,8 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     batch_ms: Span = (1, 30)
     slow_ms: Span = (100, 400)
     slow_share: float = 0.05
+    side_by_side: int = 0
+    """Every other model is a continuous one that runs this many requests at once; 0: none."""
 
 
 class Kill(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="kill"):

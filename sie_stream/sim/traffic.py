@@ -114,6 +114,8 @@ class Traffic:
         }
         if self._workload.sleepy and chance.random() < self._workload.sleepy:
             spec["replicas"] = {"min": 0, "max": most}
+        if self._workload.rollout_hold_ms:
+            spec["rollout"] = {"hold_ms": self._workload.rollout_hold_ms, "samples_min": 2}
         if model == BOUND_MODEL:
             spec["kafka_input"] = {"topic": BOUND_TOPIC, "group_id": BOUND_GROUP, "value_deserializer": "json"}
             spec["kafka_output"] = {"topic": COPIES_TOPIC, "value_serializer": "avro"}

@@ -131,6 +131,8 @@ class WorkerBody:
             unfit = self.parts.traffic.unfit
             script.kills, script.hangs, script.raises = unfit.kills, unfit.hangs, unfit.raises
             script.answer = self.answer
+            if self.parts.engine.side_by_side:
+                script.continuous = dict.fromkeys(self.parts.traffic.models[::2], self.parts.engine.side_by_side)
         return script
 
     def answer(self, item: EngineInput) -> EngineOutput:

@@ -141,13 +141,15 @@ def _schemas(spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _warmups(spec: ModelSpec) -> Iterator[Finding]:
-    if not spec.pre_warmup or (spec.input_schema is not None and schema_problems(spec.input_schema, "")):
+    if spec.input_schema is not None and schema_problems(spec.input_schema, ""):
         return
     validator = None if spec.input_schema is None else compile_schema(spec.input_schema)
-    for index, inputs in enumerate(spec.pre_warmup):
+    given = [(("pre_warmup", index), inputs) for index, inputs in enumerate(spec.pre_warmup)]
+    given += [(("golden", index, "inputs"), golden.inputs) for index, golden in enumerate(spec.golden)]
+    for at, inputs in given:
         message = _warmup_fault(spec, validator, inputs)
         if message:
-            yield Finding(("pre_warmup", index), inputs, message, ("pre_warmup", "input_schema", "service_type"))
+            yield Finding(at, inputs, message, (at[0], "input_schema", "service_type"))
 
 
 def _warmup_fault(spec: ModelSpec, validator: InputValidator | None, inputs: object) -> str:
@@ -163,7 +165,12 @@ def _warmup_fault(spec: ModelSpec, validator: InputValidator | None, inputs: obj
 
 
 def _rollout(spec: ModelSpec) -> Iterator[Finding]:
+    if spec.rollout is None:
+        return
     steps = spec.rollout.steps
+    for index, pin in enumerate(spec.rollout.pins):
+        if pin.by != "tenant" and not pin.name:
+            yield Finding(("rollout", "pins", index, "name"), "", f"which {pin.by}? Give its name.", ("rollout",))
     if any(later <= earlier for earlier, later in itertools.pairwise(steps)) or steps[-1] != 100:
         message = "steps are percentages that rise and end at 100, such as [10, 20, 50, 100]."
         yield Finding(("rollout", "steps"), list(steps), message, ("rollout",))

@@ -156,6 +156,17 @@ class Gates(Part):
     p99_ratio_max: float = _say(1.2, "Largest p99 relative to the stable version.", 1.2, ge=1, le=100)
     psi_max: float = _say(0.2, "Largest population stability index of the scores.", 0.2, gt=0, le=10)
     ks_max: Share = _say(0.1, "Largest Kolmogorov-Smirnov distance of the scores.", 0.1)
+    schema_violations_max: Share = _say(0.0, "Largest share of answers that output_schema refuses.", 0.001)
+    cost_ratio_max: float | None = _say(
+        None, "Largest engine time for each answer relative to the stable version; default: not looked at.", 1.5, gt=0
+    )
+
+
+class Pin(Part):
+    by: Literal["tenant", "header", "field"] = _say(..., "What of a request decides.", "tenant")
+    name: str = _say("", "Name of the header, or of the field of the inputs.", "x-canary", max_length=256)
+    equals: str = _say(..., "Its value; numbers and booleans as JSON writes them.", "1", max_length=1024)
+    to: Literal["new", "stable"] = _say("new", "The version that answers such requests during the rollout.", "new")
 
 
 class Rollout(Part):
@@ -166,6 +177,9 @@ class Rollout(Part):
     samples_min: int = _say(200, "Fewest answers judged at each step.", 200, ge=1)
     shadow: bool = _say(False, "Send copies first, never answering from them.", True)
     gates: Gates = _say(Gates(), "What stops a rollout and undoes it.", {"error_rate_max": 0.02})
+    pins: Annotated[tuple[Pin, ...], Strict(False)] = _say(
+        (), "Requests that go to one version whatever their key.", [{"by": "tenant", "equals": "beta"}], max_length=32
+    )
 
 
 class Probe(Part):
@@ -192,6 +206,12 @@ def _warmup(value: object) -> object:
 
 
 Warmup = Annotated[Any, AfterValidator(_warmup), WithJsonSchema({"type": ["string", "object"]})]
+
+
+class Golden(Part):
+    inputs: Warmup = _say(..., "A prompt, or an inputs object.", {"age": 40})
+    outputs: dict[str, Any] = _say(..., "What must come out; fields that are not named are free.", {"score": 0.2})
+    tolerance: float = _say(0.0, "Largest difference of a number.", 0.001, ge=0)
 
 
 class ModelSpec(Part):
@@ -258,7 +278,15 @@ class ModelSpec(Part):
         "auto", "Stage 2 in the worker (fused, two hops) or in the shared pool (pooled).", "fused"
     )
     ordering: Literal["none", "key"] = _say("none", "key: results of one key stay in order.", "key")
-    rollout: Rollout = _say(Rollout(), "How a new version takes over.", {"steps": [10, 50, 100]})
+    golden: Annotated[tuple[Golden, ...], Strict(False)] = _say(
+        (),
+        "Requests with known answers, checked before a replica is ready.",
+        [{"inputs": {"age": 40}, "outputs": {"score": 0.2}, "tolerance": 0.001}],
+        max_length=100,
+    )
+    rollout: Rollout | None = _say(
+        None, "A new version takes over in steps; without it, all at once.", {"steps": [10, 20, 50, 100]}
+    )
     probes: Probes = _say(Probes(), "Health checks.", {"readiness": {"period_ms": 2_000}})
 
     @property

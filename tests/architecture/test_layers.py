@@ -15,7 +15,20 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ids", frozenset({"ids", "deadline"})),
     (
         "records and errors",
-        frozenset({"errors", "records", "commands", "control", "decisions", "device_facts", "loads", "problems"}),
+        frozenset(
+            {
+                "errors",
+                "records",
+                "commands",
+                "control",
+                "decisions",
+                "device_facts",
+                "engine_facts",
+                "loads",
+                "rollout_records",
+                "problems",
+            }
+        ),
     ),
     ("decisions", frozenset()),
     ("ports and loop", frozenset({"ports", "loop"})),
@@ -85,6 +98,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ENGINES,
     "threadpoolctl": ("gpu_worker/backends/*",),
     "numpy": (*ENGINES, "sie_stream/sim/fleet/*"),
+    "httpx": ("gpu_worker/backends/served/web.py", "gpu_worker/backends/*_backend.py"),
+    "grpc": ("gpu_worker/backends/served/oip_grpc.py", "gpu_worker/backends/oip_backend.py"),
+    "google": ("gpu_worker/backends/served/oip_grpc.py",),
     # decisions
     "ortools": ("scheduler/solver/cpsat.py",),
     # people and observation

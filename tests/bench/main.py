@@ -18,7 +18,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import copy_loop, deployment, failover, latency, many_models, peers_run, pipeline, tiers
+from tests.bench import (
+    copy_loop,
+    deployment,
+    failover,
+    latency,
+    many_models,
+    peers_run,
+    pipeline,
+    scheduler_failover,
+    tiers,
+)
 from tests.bench.report import BASELINE, GOALS, figures, machine, show, write
 from tests.bench.workload import MODEL, MODELS_DIR
 from tests.bench.world import ROOT
@@ -38,6 +48,7 @@ def scenarios(peers_python: Path) -> dict[str, Scenario]:
         "latency": latency.run,
         "many_models": many_models.run,
         "failover": failover.run,
+        "scheduler_failover": scheduler_failover.run,
         "deployment": deployment.run,
         "tiers": tiers.run,
     }

@@ -65,6 +65,20 @@ GOALS = (
     Goal(
         "failover, heartbeats only (median)", ("failover",), _of("failover", "heartbeat_median_s"), high=3.2, unit=" s"
     ),
+    Goal(
+        "scheduler failover, leader killed (median)",
+        ("scheduler_failover",),
+        _of("scheduler_failover", "killed_median_s"),
+        high=2.5,
+        unit=" s",
+    ),
+    Goal(
+        "scheduler failover, leader stopped (median)",
+        ("scheduler_failover",),
+        _of("scheduler_failover", "stopped_median_s"),
+        high=2.5,
+        unit=" s",
+    ),
     Goal("P0 p99 beside a language model / alone", ("tiers",), _of("tiers", "tiers_p99_ratio"), high=1.3),
     Goal("apply to first answer, slowest", ("deployment",), _of("deployment", "slowest_s"), high=5, unit=" s"),
 )

@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from schemas.codec import decode_result
+from schemas.codec import decode_cluster, decode_result, decode_row
+from sie_stream.auditing.owners import Owners, owners_of
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs
 from sie_stream.cli.demo.proof import prove, read_committed, request_id
 from sie_stream.cli.demo.tally import Tally
 from sie_stream.cli.demo.traffic import DemoModel, load_models
 from sie_stream.client.requests import Request, to_write
+from sie_stream.control import PlacementRow
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
@@ -110,13 +114,38 @@ class EngineRoom:
         wait_until(looked, what, timeout_s)
 
     def prove_all(self, timeout_s: float) -> dict[str, Any]:
-        """Stop the load, wait for every answer, and let the witness count. Returns the proof."""
+        """Stop the load, wait for every answer, let the witness count, and see who owned what. Returns the proof."""
         self._stopping.set()
         self._thread.join(30)
         self._writer.flush(30_000)
         self.watch_until(lambda: self.tally.terminal >= self.sent, "all answers", timeout_s)
         self.tally.close()
+        owners = owners_on(self.cluster.connection)
+        assert owners.assignments > 0, "nothing was checked"
+        assert owners.results == self.sent
+        assert not owners.violations, "\n".join(owners.violations[:20])
         return prove(self.cluster.settings.bootstrap_servers)
+
+
+def owners_on(connection: Connection) -> Owners:
+    """Who owned which partition and who answered, held against each other, on the topics as they are."""
+    topics = connection.settings.topics
+    reader = connection.reader("owners")
+    try:
+        return owners_of(
+            (
+                (record.offset, record.timestamp_ms, decode_cluster(record.value))
+                for record in read_to_end(reader, topics.cluster)
+            ),
+            (
+                decode_row(record.value, PlacementRow)
+                for record in read_to_end(reader, topics.placements)
+                if record.value is not None
+            ),
+            (decode_result(record.value) for record in read_to_end(reader, topics.results)),
+        )
+    finally:
+        reader.close()
 
 
 def whereabouts(bootstrap: str, request_ids: Collection[str]) -> list[str]:

@@ -138,6 +138,23 @@ def test_topics_and_doctor_are_content(shell: Shell) -> None:
     assert states["workers"] == states["schemas"] == "ok"
 
 
+def test_a_held_topic_stays_held_through_an_apply_until_it_is_released(shell: Shell) -> None:
+    assert shell.json("topics", "hold", "results", "--reason", "case 17")["kind"] == "topic_held"
+    assert "nothing is removed" in shell.run("topics", "plan")
+    shell.run("topics", "apply")
+    (row,) = shell.json("topics", "holds")
+    assert (row["topic"], row["in_force"], row["reason"]) == ("sie.results", "yes", "case 17")
+    assert "Did you mean 'sie.results'" in shell.run("topics", "hold", "resluts", "--reason", "x", code=1)
+    assert shell.json("topics", "release", "results")["kind"] == "topic_released"
+    assert shell.json("topics", "holds") == []
+    assert "as declared" in shell.run("topics", "plan")
+    assert "not held" in shell.run("topics", "release", "results", code=1)
+
+
+def test_nothing_failed_so_far(shell: Shell) -> None:
+    assert shell.json("failures") == []
+
+
 def test_decisions_are_told_and_a_refold_makes_the_same(shell: Shell) -> None:
     told = shell.json("decisions", "--model", MODEL, "--since", "1h")
     kinds = [decision["kind"] for decision in told]

@@ -68,8 +68,10 @@ def test_all_seeds() -> None:
         assert marks >= {
             *("worker_lost", "worker_fenced", "worker_replaced", "worker_left", "partitions_asked_back"),
             *("replica_draining", "model_draining", "model_deleted", "worker_drained", "scheduler_elected"),
+            *("engine_lost", "engine_back", "engine_unstable"),
             *("device_lost", "device_back", "plan_started", "replica_moving", "plan_ended"),
             *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
+            *("rollout_started", "rollout_step", "rollout_completed", "route_held", "canary"),
         }
 
 
@@ -109,10 +111,12 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "broker_hiccup",
         "calm",
         "chaos",
+        "continuous",
         "crowded",
         "deletes",
         "device_losses",
         "duplicate_deliveries",
+        "engine_kills",
         "handover",
         "ingress_kills",
         "maintenance",
@@ -120,6 +124,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "pauses",
         "poison",
         "rebalance_storm",
+        "rollouts",
         "scheduler_kills",
         "sleepers",
         "slow_engine",

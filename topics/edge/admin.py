@@ -22,7 +22,7 @@ from sie_stream.edge.kafka_config import common_config
 from sie_stream.edge.kafka_errors import from_exception, kafka_error, logger
 from sie_stream.errors import LogError, Retriable
 from sie_stream.ports import TopicSpec
-from topics.plan import AddPartitions, ChangeConfig, CreateTopic, TopicChange, plan, repairable
+from topics.plan import AddPartitions, ChangeConfig, CreateTopic, TopicChange, UnsetConfig, plan, repairable
 
 TIMEOUT_S = 30.0
 VISIBLE_BUDGET_S = 5.0
@@ -69,9 +69,9 @@ class KafkaAdmin:
         """Carry a plan out. A topic that somebody else created meanwhile is fine."""
         created = [change for change in changes if isinstance(change, CreateTopic)]
         widened = [change for change in changes if isinstance(change, AddPartitions)]
-        configured: dict[str, list[ChangeConfig]] = {}
+        configured: dict[str, list[ChangeConfig | UnsetConfig]] = {}
         for change in changes:
-            if isinstance(change, ChangeConfig):
+            if isinstance(change, ChangeConfig | UnsetConfig):
                 configured.setdefault(change.topic, []).append(change)
         failures: list[LogError] = []
         self._create(created, failures)
@@ -100,15 +100,14 @@ class KafkaAdmin:
             futures = self._client.create_partitions(new, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
             _collect(futures, "add partitions to", None, failures)
 
-    def _configure(self, configured: Mapping[str, Sequence[ChangeConfig]], failures: list[LogError]) -> None:
+    def _configure(
+        self, configured: Mapping[str, Sequence[ChangeConfig | UnsetConfig]], failures: list[LogError]
+    ) -> None:
         resources = [
             ConfigResource(
                 ResourceType.TOPIC,
                 topic,
-                incremental_configs=[
-                    ConfigEntry(change.name, change.value, incremental_operation=AlterConfigOpType.SET)
-                    for change in changes
-                ],
+                incremental_configs=[_entry(change) for change in changes],
             )
             for topic, changes in configured.items()
         ]
@@ -162,6 +161,12 @@ class KafkaAdmin:
             _collect(futures, "delete", KafkaError.UNKNOWN_TOPIC_OR_PART, failures)
         if failures:
             raise failures[0]
+
+
+def _entry(change: ChangeConfig | UnsetConfig) -> ConfigEntry:
+    if isinstance(change, UnsetConfig):
+        return ConfigEntry(change.name, None, incremental_operation=AlterConfigOpType.DELETE)
+    return ConfigEntry(change.name, change.value, incremental_operation=AlterConfigOpType.SET)
 
 
 def _collect(futures: Mapping[str, Future[None]], doing: str, fine: int | None, failures: list[LogError]) -> None:

@@ -17,6 +17,7 @@ from gpu_worker.engine_port import (
     EngineKey,
     EnginePort,
     EngineStarted,
+    EngineStepped,
     LoadFailed,
     ModelLoaded,
 )
@@ -172,6 +173,8 @@ class Engines:
                 self._refused[event.slot] = f"{event.code}: {event.message}"
             case EngineStarted():
                 self._versions[event.engine] = event.versions
+            case EngineStepped():
+                pass  # what runs goes on
             case EngineDied():
                 self._revive(event)
 

@@ -148,11 +148,20 @@ class Board:
         self.seen.add(index, got, done, occupied * self.step_ms, p99)
         self._memory()
 
+    def count_from_here(self) -> None:
+        """What was counted so far is forgotten; what is in the system now is carried over."""
+        self.tally = Tally(len(self.population.names))
+        self.tally.carried = self.in_system()
+
     def waiting(self, station: int) -> float:
         return sum(count for _, count in self._queues.get(station, ()))
 
     def running(self, station: int) -> float:
         return float(self._running[station])
+
+    def busy(self) -> np.ndarray:
+        """By device, the share of its time that engines compute: in the last step, 1 at most."""
+        return np.minimum(1.0, np.bincount(self.device[self._index], self._busy[self._index], minlength=self._devices))
 
     def waits_for(self, model: int) -> float:
         """Requests of the model that no station has."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 
 import msgspec
 
@@ -18,6 +18,8 @@ from scheduler.machine import SchedulerMachine, fold_settings
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
+    DeviceBack,
+    DeviceLost,
     DrainWorker,
     EnsureTopic,
     FenceWorker,
@@ -41,13 +43,15 @@ from sie_stream.sim.fleet.hosts import Hosts
 from sie_stream.sim.fleet.policy import EPOCH_MS, RESTART_MS, WARM_UP_MS, Hit
 from sie_stream.sim.fleet.population import Population
 from sie_stream.sim.fleet.scenario import Scenario
-from sie_stream.sim.fleet.workers import SimWorker, joined, workers_of
+from sie_stream.sim.fleet.workers import SimWorker, device_name, joined, workers_of
 
 SCHEDULER = "s-sim"
 FENCE_MS = 200
 """init_transactions on a transactional id, as measured on Kafka (0.06 to 0.6 s)."""
 TOPIC_MS = 50
 REPORT_MS = 2_000
+DEVICE_SEEN_MS = 500
+"""Until a worker has seen that a device does not answer."""
 EXIT_SEEN_MS = 100
 """Until a supervisor has seen that a process ended, and said so."""
 APPLY_EVERY_MS = 100
@@ -69,7 +73,7 @@ class FoldPolicy:
         self.decisions: dict[str, int] = {}
         """By kind."""
         self.step_s: list[tuple[float, bool]] = []
-        """Wall time of each step that decided something, and whether the solver ran. Not part of the digest."""
+        """CPU time of each step that decided something, and whether the solver ran. Not part of the digest."""
         self._scenario = scenario
         self._settings = settings
         self._population = population
@@ -142,9 +146,9 @@ class FoldPolicy:
 
     def _say(self, record: ClusterRecord) -> None:
         """Append a record, fold it, and carry out what follows."""
-        started = perf_counter()
+        started = process_time()
         commands = self.machine.step(self._offset, self.events.now_ms, record)
-        took_s = perf_counter() - started
+        took_s = process_time() - started
         self._offset += 1
         if not commands:
             return
@@ -165,6 +169,8 @@ class FoldPolicy:
             case PublishState():
                 if command.table == "placements":
                     self._hosts.row(command.name, command.body)
+                elif command.table == "routes":
+                    self._hosts.route(command.name, command.body)
             case EnsureTopic():
                 outcome = TopicEnsured(command.model, command.topic, command.partitions)
                 self.events.after(TOPIC_MS, lambda: self._say(outcome))
@@ -201,7 +207,7 @@ class FoldPolicy:
         if worker.up or not worker.devices:
             return
         worker.life += 1
-        worker.up, worker.paused, worker.loads_until_ms = True, False, 0.0
+        worker.up, worker.paused, worker.lost, worker.loads_until_ms = True, False, (), 0.0
         self._say(joined(worker, self._scenario.fleet))
 
     def _end(self, worker: SimWorker) -> None:
@@ -216,16 +222,22 @@ class FoldPolicy:
         self.events.after(EXIT_SEEN_MS, lambda: self._say(exited))
 
     def _lose_gpu(self, fault: Hit) -> None:
-        """Its host ends. With other GPUs it comes back without that one; else when the GPU is repaired."""
-        worker = next((w for w in self._workers.values() if fault.target in w.devices), None)
-        if worker is None or not worker.up:
+        """Its host goes on and says so, and again when it is repaired. A new life of the host has it in order."""
+        worker = next(w for w in self._workers.values() if fault.target in w.devices)
+        if not worker.up or worker.paused or fault.target in worker.lost:
             return
-        self._exit(worker)
-        if len(worker.devices) > 1:
-            worker.devices.remove(fault.target)
-            self.events.after(RESTART_MS, lambda: self._join(worker))
-        else:
-            self.events.after(fault.for_ms, lambda: self._join(worker))
+        incarnation, device = worker.incarnation, device_name(fault.target, self._scenario.fleet)
+        worker.lost = (*worker.lost, fault.target)
+        self._hosts.lose(worker, fault.target)
+        lost = DeviceLost(worker.name, incarnation, device, "XID 79: the GPU has fallen off the bus")
+        self.events.after(DEVICE_SEEN_MS, lambda: self._say(lost))
+
+        def back() -> None:
+            if worker.up and worker.incarnation == incarnation:
+                worker.lost = tuple(other for other in worker.lost if other != fault.target)
+                self._say(DeviceBack(worker.name, incarnation, device))
+
+        self.events.after(fault.for_ms, back)
 
     def _pause(self, worker: SimWorker, for_ms: int) -> None:
         if not worker.up or worker.paused:

@@ -17,14 +17,15 @@ from sie_stream.control import (
     PartitionReleased,
     PlacementRow,
     ReplicaReady,
+    RouteRow,
 )
-from sie_stream.loads import ModelLoad, WorkerLoad
-from sie_stream.routing import bucket_of, sticky_key
+from sie_stream.loads import DeviceLoad, ModelLoad, WorkerLoad
+from sie_stream.routing import SHARES, bucket_of, spill_of, sticky_key
 from sie_stream.sim.fleet.board import Board
 from sie_stream.sim.fleet.events import Events
 from sie_stream.sim.fleet.population import Population
 from sie_stream.sim.fleet.scenario import Fleet
-from sie_stream.sim.fleet.workers import MIB, SimWorker, device_number
+from sie_stream.sim.fleet.workers import MIB, SimWorker, device_name, device_number
 
 WARM_MS = 1_000
 """Of a load, for the prompts before a replica is ready."""
@@ -78,7 +79,9 @@ class Hosts:
         """{partition: who works it off}, by model."""
         self._releasing: dict[tuple[str, int, int], None] = {}
         """Model, partition, epoch."""
-        self._weights = [self._bucket_weights(number) for number in range(len(population.names))]
+        self._home = [self._bucket_weights(number) for number in range(len(population.names))]
+        self._weights = [list(weights) for weights in self._home]
+        self._routes = msgspec.json.Decoder(RouteRow)
         self._changed: dict[int, None] = {}
 
     # ------------------------------------------------------------ what the scheduler published
@@ -90,10 +93,28 @@ class Hosts:
             self._unload(model, holding)
         for holding, replica in listed.items():
             worker = self._workers[replica.worker]
-            if holding not in self._held[model] and worker.up and worker.incarnation == replica.incarnation:
-                self._load(worker, holding, device_number(worker, replica.device, self._fleet))
+            device = device_number(worker, replica.device, self._fleet)
+            there = worker.up and worker.incarnation == replica.incarnation and device not in worker.lost
+            if holding not in self._held[model] and there:
+                self._load(worker, holding, device)
         self._partitions(model, () if row is None else row.partitions)
         self._changed[self._number[model]] = None
+
+    def route(self, model: str, body: msgspec.Raw | None) -> None:
+        """The Traffic Director's shares, in the mean over all keys: what a bucket gives away goes to those above."""
+        row = None if body is None else self._routes.decode(body)
+        number = self._number[model]
+        home = self._home[number]
+        spill = None if row is None else spill_of(row.shares, len(home))
+        weights = list(home)
+        if spill is not None:
+            weights = [part * keep / SHARES for part, keep in zip(home, spill.keep, strict=True)]
+            given, below = 1.0 - sum(weights), 0
+            for upto, taker in zip(spill.upto, spill.takers, strict=True):
+                weights[taker] += given * (upto - below) / spill.upto[-1]
+                below = upto
+        self._weights[number] = weights
+        self._changed[number] = None
 
     def _partitions(self, model: str, placements: tuple[PartitionPlacement, ...]) -> None:
         owned = self._owned[self._number[model]]
@@ -172,6 +193,14 @@ class Hosts:
             for holding in [h for h in held if h[0] == worker.name]:
                 self._unload(model, holding, killed)
 
+    def lose(self, worker: SimWorker, device: int) -> None:
+        """One GPU is gone, with what its engines had in work; the host goes on."""
+        for model, held in self._held.items():
+            for holding in [
+                h for h, r in held.items() if h[0] == worker.name and self._board.device[r.station] == device
+            ]:
+                self._unload(model, holding, killed=True)
+
     def pause(self, worker: SimWorker, paused: bool) -> None:
         for held in self._held.values():
             for holding, replica in held.items():
@@ -220,10 +249,16 @@ class Hosts:
                 worst = round(p99_ms) if completions else None
                 load = ModelLoad(model, arrivals, completions, waiting, running, busy_ms, worst)
                 loads.setdefault(holding[0], []).append(load)
+        busy = board.busy()
         for name, models in loads.items():
             worker = self._workers[name]
             if worker.up and not worker.paused:
-                self._say(WorkerLoad(name, worker.incarnation, window_ms, tuple(models)))
+                devices = tuple(
+                    DeviceLoad(device_name(device, self._fleet), busy_bp)
+                    for device in worker.devices
+                    if (busy_bp := round(10_000 * float(busy[device])))
+                )
+                self._say(WorkerLoad(name, worker.incarnation, window_ms, tuple(models), devices))
 
     def _bucket_weights(self, number: int) -> list[float]:
         """Share of the sessions per bucket, by the routing that ingress uses."""

@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from sie_stream.sim.fleet.baselines import PIPELINE_MS, Baseline, FirstFit, Roun
 from sie_stream.sim.fleet.board import Board
 from sie_stream.sim.fleet.fold import FoldPolicy
 from sie_stream.sim.fleet.lru import Lru
-from sie_stream.sim.fleet.policy import Hit, Policy, device_count, worker_count
+from sie_stream.sim.fleet.policy import EPOCH_MS, Hit, Policy, device_count, worker_count
 from sie_stream.sim.fleet.population import Population, build
 from sie_stream.sim.fleet.scenario import Fault, Scenario, parse_scenario, unknown_scenario
 from sie_stream.sim.fleet.traces import read_fits
@@ -48,11 +48,15 @@ class TagReport(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """On this machine; not part of the digest. Times are of whole calls of `SchedulerMachine.step`."""
+    """On this machine; not part of the digest. Decisions: CPU time of whole calls of `SchedulerMachine.step`."""
 
     wall_s: float
+    cpu_s: float
+    """Of this process: what a machine that does nothing else would take."""
     speed: float
-    """Virtual time by real time, from the first record to the last step."""
+    """Virtual time by real time, from the first record, with which setting up begins, to the last step."""
+    cpu_speed: float
+    """The same by CPU time."""
     traffic_speed: float
     """The same after the fleet was set up."""
     decisions: int
@@ -125,27 +129,32 @@ def simulate(
     if policy != OURS and policy not in BASELINES:
         known = [OURS, *BASELINES]
         raise ConfigError(f"unknown policy {policy!r}. Allowed: {', '.join(known)}.{did_you_mean(policy, known)}")
-    started = perf_counter()
+    started, started_cpu = perf_counter(), process_time()
     population = _population(scenario, data, seed)
     chosen = _policy(scenario, policy, population, seed, lambda: progress("setting up", 0.0))
     chosen.start()
     set_up_s, begin_ms = perf_counter() - started, chosen.events.now_ms
     before = {**chosen.counts()}
     workload = Workload(scenario, population, seed)
-    for fault in faults(scenario, seed):
-        chosen.events.at(begin_ms + fault.at_ms, lambda fault=fault: chosen.hit(fault))
     step_ms = scenario.step_ms
-    steps = max(1, round(scenario.hours * 3_600_000 / step_ms))
+    unseen = round(scenario.settle_minutes * 60_000 / step_ms)
+    steps = unseen + max(1, round(scenario.hours * 3_600_000 / step_ms))
+    for fault in faults(scenario, seed):
+        chosen.events.at(begin_ms + unseen * step_ms + fault.at_ms, lambda fault=fault: chosen.hit(fault))
     for number in range(steps):
         now_ms = begin_ms + number * step_ms
         chosen.events.run_until(now_ms)
+        if number == unseen:
+            chosen.board.count_from_here()
+            before = {**chosen.counts()}
         chosen.settle()
         chosen.board.step(now_ms, workload.arrivals(number * step_ms / 1000, step_ms / 1000))
         if number % 60 == 0:
             progress("traffic", number / steps)
     chosen.events.run_until(begin_ms + steps * step_ms)
-    wall_s = perf_counter() - started
-    return _report(scenario, chosen, seed, before, _measured(chosen, wall_s, set_up_s, steps * step_ms / 1000))
+    wall_s, cpu_s = perf_counter() - started, process_time() - started_cpu
+    traffic_s, all_s = steps * step_ms / 1000, (chosen.events.now_ms - EPOCH_MS) / 1000
+    return _report(scenario, chosen, seed, before, _measured(chosen, (wall_s, cpu_s, set_up_s), traffic_s, all_s))
 
 
 def faults(scenario: Scenario, seed: int) -> list[Hit]:
@@ -179,7 +188,7 @@ def _population(scenario: Scenario, data: Path | None, seed: int) -> Population:
 def _policy(scenario: Scenario, name: str, population: Population, seed: int, beat: Callable[[], None]) -> Policy:
     devices = device_count(scenario.fleet)
     if name == OURS:
-        settings = settings_from({"placement_packing": "binpack", **scenario.settings})
+        settings = settings_from({"placement_packing": "binpack", "rebalance_policy": "always", **scenario.settings})
         board = Board(population, devices, scenario.step_ms, LOG_MS, seed, failover=True)
         return FoldPolicy(scenario, population, board, settings, beat)
     board = Board(population, devices, scenario.step_ms, PIPELINE_MS, seed, failover=False)
@@ -190,7 +199,7 @@ def _report(scenario: Scenario, policy: Policy, seed: int, before: Mapping[str, 
     board, tally = policy.board, policy.board.tally
     counts = {name: count - before[name] for name, count in policy.counts().items()}
     in_system = board.in_system()
-    lost = tally.arrived - tally.completed - tally.failed - in_system
+    lost = tally.carried + tally.arrived - tally.completed - tally.failed - in_system
     worst = float(np.abs(lost).max())
     ended = float(tally.completed.sum() + tally.failed.sum())
     memory = scenario.fleet.memory_mb
@@ -248,14 +257,18 @@ def _share(part: float, whole: float) -> float:
     return round(part / whole, 6) if whole > 0 else 0.0
 
 
-def _measured(policy: Policy, wall_s: float, set_up_s: float, virtual_s: float) -> Measured:
+def _measured(policy: Policy, took_s: tuple[float, float, float], traffic_s: float, all_s: float) -> Measured:
+    """`took_s`: real time, CPU time, real time of setting up."""
+    wall_s, cpu_s, set_up_s = took_s
     steps = policy.step_s if isinstance(policy, FoldPolicy) else []
     every = [took_s for took_s, _ in steps]
     solved = [took_s for took_s, solver_ran in steps if solver_ran]
     return Measured(
         wall_s=round(wall_s, 2),
-        speed=round(virtual_s / wall_s, 1),
-        traffic_speed=round(virtual_s / max(wall_s - set_up_s, 1e-9), 1),
+        cpu_s=round(cpu_s, 2),
+        cpu_speed=round(all_s / max(cpu_s, 1e-9), 1),
+        speed=round(all_s / wall_s, 1),
+        traffic_speed=round(traffic_s / max(wall_s - set_up_s, 1e-9), 1),
         decisions=len(every),
         placements=len(solved),
         decision_p50_ms=_rank_ms(every, 0.5),

@@ -2,8 +2,8 @@
 
 Every field has a default. Errors name the field, its value, what is allowed and the nearest spelling. A scenario and a
 seed are one world. One worker per server (`workers = "per-server"`) reports all GPUs of its server, as a worker host
-with one engine process per device does; losing one GPU then costs a restart of the host without it. With `"per-gpu"`
-each GPU has a host of its own, so that losing one GPU is losing one worker. The fold supports both.
+with one engine process per device does; with `"per-gpu"` each GPU has a host of its own. A lost GPU is reported by its
+host, which goes on. The fold supports both.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     hours: float = 1.0
     step_ms: int = 1_000
+    settle_minutes: float = 0.0
+    """Traffic before anything is counted, and before the first fault: what depends on how the fleet began is over."""
     fleet: Fleet = Fleet()
     models: Models = Models()
     traffic: Traffic = Traffic()
@@ -79,6 +81,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
 BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("hours", 0.01, 24 * 31),
     ("step_ms", 100, 10_000),
+    ("settle_minutes", 0, 1_440),
     ("fleet.servers", 1, 1_000),
     ("fleet.gpus", 1, 16),
     ("fleet.memory_mb", 1_024, 1 << 20),

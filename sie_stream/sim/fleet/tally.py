@@ -9,6 +9,8 @@ class Tally:
     """Of one policy's run. Requests per model; memory as sums over steps."""
 
     def __init__(self, models: int) -> None:
+        self.carried = np.zeros(models)
+        """In the system when counting began."""
         self.arrived = np.zeros(models, dtype=np.int64)
         self.completed = np.zeros(models)
         self.inside = np.zeros(models)

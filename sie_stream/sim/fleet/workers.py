@@ -25,6 +25,8 @@ class SimWorker(Struct):
     life: int = 0
     up: bool = False
     paused: bool = False
+    lost: tuple[int, ...] = ()
+    """Devices that it reported gone in its present life."""
     loads_until_ms: float = 0.0
     """It loads one replica after another."""
 

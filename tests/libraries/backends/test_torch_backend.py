@@ -12,9 +12,10 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
-from gpu_worker.backends.sampling import Sampling, next_token
+from gpu_worker.backends.decoder.choice import next_token
 from gpu_worker.backends.torch_backend import TorchBackend
 from gpu_worker.backends.weights import weights_digest
+from gpu_worker.decoding.parameters import Sampling
 from tests.libraries.backends.launching import FixedClock, launch, row
 
 VOCABULARY = 64
@@ -146,8 +147,8 @@ def test_a_passed_deadline_ends_one_request_and_no_other(language_model: Path) -
 
 def test_the_first_token_is_timed(language_model: Path) -> None:
     clock = FixedClock(now=1_000, step_ms=10)
-    (answer,) = load(language_model, clock).run([ask("a", [5])])
-    assert answer.first_token_ms == 10.0
+    (answer,) = load(language_model, clock).run([row("a", {}, token_ids=[5], deadline_at_ms=2_000)])
+    assert answer.first_token_ms == 10.0  # the clock steps when a deadline is looked at, once a step
 
 
 def test_top_p_keeps_only_the_likeliest() -> None:

@@ -32,7 +32,7 @@ def serving(queues: Queues, version: str) -> ModelQueue:
 def taken(queues: Queues) -> list[int]:
     """Offsets of everything that may run now."""
     offsets = []
-    while (batch := queues.take(Engine(ENGINE))) is not None:
+    while (batch := queues.take(Engine(ENGINE), lambda replica, lane: replica.launch.batch_max)) is not None:
         offsets += [one.offset for one in batch[1]]
     return offsets
 

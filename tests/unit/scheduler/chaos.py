@@ -19,6 +19,7 @@ from sie_stream.control import (
     DeviceBack,
     DeviceLost,
     DrainWorker,
+    EngineLost,
     EnsureTopic,
     FenceWorker,
     PartitionReleased,
@@ -37,6 +38,7 @@ from sie_stream.control import (
     WorkerJoined,
     WorkerLeft,
 )
+from sie_stream.engine_facts import EngineModel
 from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import MIB, Cluster, decisions, joined, spec_json
 
@@ -138,8 +140,9 @@ class World:
     def turn(self) -> None:
         act = self.random.choices(
             (self.time, self.apply, self.delete, self.join, self.die, self.leave, self.outcome, self.load, self.release,
-             self.stray, self.change_leader, self.maintain, self.undo, self.device),
-            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8, 2),
+             self.stray, self.change_leader, self.maintain, self.undo, self.device,
+             self.engine),
+            (20, 10, 1, 2, 2, 1, 25, 40, 40, 5, 1, 4, 8, 2, 4),
         )[0]  # fmt: skip
         act()
 
@@ -209,7 +212,7 @@ class World:
             (model, replica)
             for model in self.cluster.machine.state.models.values()
             for replica in model.replicas
-            if replica.state == "loading" and self.running.get(replica.worker) == replica.incarnation
+            if replica.awaited and self.running.get(replica.worker) == replica.incarnation
         ]
         if not loading:
             return
@@ -280,6 +283,22 @@ class World:
             kind = self.random.choice((DeviceLost("", "", "", "XID 79"), DeviceBack("", "", "")))
             name = self.random.choice(("cpu0", "cpu1"))
             self.send(structs.replace(kind, worker=worker, incarnation=self.running[worker], device=name))
+
+    def engine(self) -> None:
+        """An engine of a running worker ends, with what it had loaded."""
+        if not self.running:
+            return
+        worker = self.random.choice(sorted(self.running))
+        device, incarnation = self.random.choice(("cpu0", "cpu1")), self.running[worker]
+        loaded = tuple(
+            EngineModel(model.model, "", replica.placement_epoch)
+            for model in self.cluster.machine.state.models.values()
+            for replica in model.replicas
+            if (replica.worker, replica.device) == (worker, device)
+        )
+        suspects = tuple(self.random.sample(("r1", "r2", "r3", "load:churn"), self.random.randint(0, 2)))
+        given_up = suspects[: self.random.randint(0, 1)]
+        self.send(EngineLost(worker, incarnation, device, "sklearn", "SIGKILL", loaded, 2, suspects, given_up))
 
     # ------------------------------------------------------------ when the faults stop
 

@@ -126,9 +126,9 @@ class Cluster:
         return self.row("placements", name, PlacementRow)
 
     def make_ready(self, name: str = "churn", only: str = "") -> None:
-        """Every loading replica of the model (on worker `only`) reports that it is ready."""
+        """Every awaited replica of the model (on worker `only`) reports that it is ready."""
         for replica in list(self.model(name).replicas):
-            if replica.state == "loading" and replica.worker.startswith(only):
+            if replica.awaited and replica.worker.startswith(only):
                 version = self.model(name).launches[replica.generation].version
                 self.append(
                     ReplicaReady(

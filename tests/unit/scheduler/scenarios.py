@@ -12,15 +12,19 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
+from sie_stream.commands import RolloutOrder
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
     Decision,
     DeleteModel,
+    EngineLost,
     ReplicaFailed,
     WorkerExited,
 )
+from sie_stream.engine_facts import EngineModel
 from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
+from tests.unit.scheduler.rolling import ALIVE, UNIT, Rolling, answered
 
 FOLDER = Path(__file__).parent / "histories"
 TWO = {"min": 1, "max": 2}
@@ -75,6 +79,26 @@ def worker_killed() -> Cluster:
     cluster.append(joined("w0", "c"))
     cluster.make_ready("risk")
     cluster.release("risk")
+    return cluster
+
+
+def engine_killed() -> Cluster:
+    """An engine is killed for memory three times: its model is shown as loading meanwhile, and moves in the end."""
+    cluster = two_workers()
+    alive = (("w0", "a"), ("w1", "b"))
+    cluster.apply(spec_json(replicas=TWO))
+    cluster.make_ready()
+    for number in range(3):
+        cluster.wait(500, alive)
+        (replica,) = cluster.model().replicas
+        loaded = (EngineModel("churn", "1.0.0", replica.placement_epoch),)
+        at = (replica.worker, replica.incarnation, replica.device)
+        cluster.append(EngineLost(*at, "sklearn", "SIGKILL (out of memory)", loaded, 1, (f"r{number}",)))
+        cluster.now_ms += 800
+        cluster.make_ready()
+    cluster.wait(1_000, alive)
+    cluster.make_ready()
+    cluster.release()
     return cluster
 
 
@@ -161,17 +185,84 @@ def deleted() -> Cluster:
     return cluster
 
 
+def rollout_completed() -> Cluster:
+    """A good version goes through all its steps, and the model takes it over."""
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    while cluster.model().rollouts and cluster.model().rollouts["canary"].phase == "serving":
+        cluster.windows()
+        cluster.make_ready(UNIT)
+    cluster.make_ready()
+    cluster.wait(250, ALIVE)
+    return cluster
+
+
+def rollout_rolled_back() -> Cluster:
+    """A version whose scores drift loses its keys in the step of the verdict."""
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.windows()
+    cluster.windows(new=answered(200, score=0.7))
+    return cluster
+
+
+def rollout_refused() -> Cluster:
+    """A breaking schema starts nothing; wrong golden answers end it before any traffic."""
+    cluster = Rolling()
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}, "x": {"type": "number"}}, "required": ["x"]}
+    cluster.roll(input_schema=schema)
+    cluster.roll()
+    [replica] = cluster.model(UNIT).replicas
+    told = "golden[0]: score: 0.4 instead of 0.2"
+    epoch = replica.placement_epoch
+    cluster.append(ReplicaFailed(replica.worker, "i0", UNIT, "2.0.0", epoch, "golden_mismatch", told))
+    return cluster
+
+
+def rollout_without_statistics() -> Cluster:
+    """The statistics stop: it holds, and goes on when they come again."""
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.wait(13_000, ALIVE)
+    cluster.windows(2)
+    return cluster
+
+
+def rollout_ordered() -> Cluster:
+    """People pause, resume, promote and take back."""
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    for order in ("pause", "resume", "promote"):
+        cluster.append(RolloutOrder("churn", order, actor="ada"))
+    cluster.make_ready()
+    cluster.append(RolloutOrder("churn", "undo", actor="ada"))
+    cluster.make_ready()
+    cluster.roll("3.0.0")
+    cluster.append(RolloutOrder("churn", "abort", actor="ada"))
+    return cluster
+
+
 SCENARIOS: dict[str, Callable[[], Cluster]] = {
     made.__name__: made
     for made in (
         apply,
         worker_killed,
+        engine_killed,
         worker_paused,
         new_version,
         new_version_without_room,
         rejected,
         failing_replica,
         deleted,
+        rollout_completed,
+        rollout_rolled_back,
+        rollout_refused,
+        rollout_without_statistics,
+        rollout_ordered,
     )
 }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec import structs
 
-from sie_stream.control import UndoDecision, WorkerJoined, WorkerLoad
+from scheduler.state import to_bytes
+from sie_stream.control import EngineLost, UndoDecision, WorkerJoined, WorkerLoad
 from sie_stream.decisions import place_of
+from sie_stream.engine_facts import EngineModel
 from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, kinds, running, spec_json
 
@@ -53,6 +57,30 @@ def test_a_device_cannot_be_busier_than_always_nor_be_one_that_is_not_there(busy
     assert cluster.model().load.arrivals == 0
     cluster.append(WorkerLoad("w0", "a", 2_000, load, (DeviceLoad("cpu0", 9), DeviceLoad("x" * 9_999, 9))))
     assert cluster.machine.state.workers["w0"].busy_bp == {"cpu0": 9}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"worker": "nobody"}, {"incarnation": "old"}, {"device": "cpu9"}, {"backend": "x" * 100_000}],
+    ids=["worker", "incarnation", "device", "backend"],
+)
+def test_an_engine_that_nobody_can_have_lost_is_ignored(changes: dict[str, str]) -> None:
+    cluster = running()
+    fact = EngineLost("w0", "a", "cpu0", "sklearn", "SIGSEGV", (EngineModel("churn", "1.0.0", 3),))
+    assert kinds(cluster.append(structs.replace(fact, **changes))) == []
+    assert all(replica.down is None for replica in cluster.model().replicas)
+
+
+def test_a_lost_engine_of_any_size_fits_into_the_decision_and_the_state() -> None:
+    cluster = running()
+    many = tuple(f"{number}" * 1_000 for number in range(5_000))
+    named = tuple(EngineModel(name, "1.0.0", 10**30) for name in many)
+    for requests in (10**30, -1, 5):
+        commands = cluster.append(EngineLost("w0", "a", "cpu0", "sklearn", "x" * 100_000, named, requests, many, many))
+        (lost,) = decisions(commands, "engine_lost")
+        assert len(msgspec.json.encode(lost)) < 8_000
+    assert len(to_bytes(cluster.machine.state)) < 300_000
+    assert all(replica.down is None for replica in cluster.model().replicas)
 
 
 @pytest.mark.parametrize("memory_mb", [0, -5, 10**15])

@@ -8,7 +8,20 @@ import pytest
 from sie_stream.ports import TopicSpec
 from sie_stream.settings import Settings
 from topics.catalog import BY_NAME, DEFINITIONS, TopicDefinition, system_topics, work_topic
-from topics.plan import AddPartitions, ChangeConfig, CreateTopic, Drift, plan, repairable
+from topics.plan import (
+    AddPartitions,
+    ChangeConfig,
+    CreateTopic,
+    Drift,
+    Held,
+    TopicChange,
+    UnsetConfig,
+    is_held,
+    plan,
+    plan_hold,
+    plan_release,
+    repairable,
+)
 
 
 def described(*specs: TopicSpec) -> dict[str, TopicSpec]:
@@ -89,3 +102,36 @@ def test_too_many_partitions_is_drift_that_nothing_repairs() -> None:
 def test_a_plan_of_what_is_there_is_empty() -> None:
     desired = system_topics(Settings())
     assert plan(desired, described(*desired)) == ()
+
+
+def test_a_held_topic_keeps_its_records_whatever_is_declared_and_gets_its_retention_back() -> None:
+    for name in ("sie.results", "sie.models"):
+        declared = next(spec for spec in system_topics(Settings()) if spec.topic == name)
+        found = TopicSpec(name, declared.partitions, dict(declared.config))
+        assert not is_held(found)
+        held = changed(found, plan_hold(found))
+        assert is_held(held)
+        assert plan_hold(held) == ()
+        (said,) = plan([declared], described(held))
+        assert isinstance(said, Held)
+        assert repairable((said,)) == ()
+        other = TopicSpec(name, held.partitions, {**held.config, "max.message.bytes": "7"})
+        assert [type(change) for change in plan([declared], described(other))] == [Held, ChangeConfig]
+        released = changed(held, plan_release(declared, held))
+        assert plan([declared], described(released)) == ()
+        assert "retention.bytes" not in released.config
+
+
+def test_no_declared_topic_looks_held() -> None:
+    assert not any(is_held(spec) for spec in [*system_topics(Settings()), work_topic(Settings(), "m", 1)])
+
+
+def changed(topic: TopicSpec, changes: tuple[TopicChange, ...]) -> TopicSpec:
+    """The topic after these changes of its configuration."""
+    config = dict(topic.config)
+    for change in changes:
+        if isinstance(change, ChangeConfig):
+            config[change.name] = change.value
+        elif isinstance(change, UnsetConfig):
+            del config[change.name]
+    return TopicSpec(topic.topic, topic.partitions, config)

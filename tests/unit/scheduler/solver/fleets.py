@@ -122,6 +122,7 @@ def models(draw: st.DrawFn, name: str, fleet: tuple[Device, ...]) -> list[Demand
         purpose=draw(st.sampled_from(["serve", "serve", "standby"])),
         likelihood_permille=draw(st.sampled_from([1000, 200])),
         sla_weight=draw(st.sampled_from([1, 4])),
+        load_percent=draw(st.sampled_from([0, 0, 30, 60, 90])),
     )
     return [
         structs.replace(base, replica=replica, current=draw(currents(fleet, size, len(sizes))))

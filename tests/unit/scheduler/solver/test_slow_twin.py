@@ -11,6 +11,7 @@ from scheduler.solver.candidates import candidates
 from scheduler.solver.classes import fold
 from scheduler.solver.cpsat import minimise
 from scheduler.solver.explain import seats_of
+from scheduler.solver.floor import least
 from scheduler.solver.greedy import greedy
 from scheduler.solver.ledger import Ledger, keep
 from scheduler.solver.model import Problem
@@ -68,6 +69,19 @@ def test_the_bound_without_search_is_never_above_the_best(problem: Problem) -> N
     assert not relaxed.program.broken_by(relaxed.program.hint)
     bound = cost_without(folded, nothing, everything) + minimise(relaxed.program, 100_000).bound
     assert bound <= enumerate_all(folded).cost
+
+
+@TRIES
+@given(problems())
+def test_the_bound_in_one_look_is_never_above_the_best(problem: Problem) -> None:
+    """Of what has no good place, the rest fixed; and with everything free."""
+    folded = fold(problem)
+    base, _ = keep(folded)
+    for free in ([n for n, seat in enumerate(base) if not folded.placed(n, seat)], list(range(len(base)))):
+        seats = [None if number in free else seat for number, seat in enumerate(base)]
+        bound = cost_without(folded, base, free) + least(folded, Ledger(folded, seats), free) if free else 0
+        fixed = {number: base[number] for number in range(len(base)) if number not in free}
+        assert bound <= enumerate_all(folded, fixed).cost
 
 
 @TRIES

@@ -1,0 +1,137 @@
+"""From a launch to a loaded decoder.
+
+`launch.config`, besides what torch_backend.py lists:
+  precision       dense (weights as `dtype`, default) | int8 (weight-only)
+  max_num_seqs    requests that run at once (default 32)
+  step_tokens     tokens of one step, all requests together (default 256; at least max_num_seqs)
+  kv_mb           size of the KV pool, if this model is the first on its device (default 256)
+  repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import RLock
+
+import msgspec
+import torch
+
+from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.decoder.arena import Arenas, ModelPages
+from gpu_worker.backends.decoder.flight import DecoderLimits, Detokenise
+from gpu_worker.backends.decoder.linear import PRECISIONS
+from gpu_worker.backends.decoder.model import DecoderModel
+from gpu_worker.backends.decoder.network import DecoderNetwork, read_network
+from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner, Runner
+from gpu_worker.backends.decoder.shape import DecoderShape, read_shape
+from gpu_worker.backends.weights import whole_number
+from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
+from sie_stream.control import ModelLaunch
+from sie_stream.edge.tokenizer import TokenizerStore
+from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.ports import Clock
+
+MIB = 1024 * 1024
+
+
+class DecoderLoader:
+    """Loads decoders that share arenas, tokenizers and a lock. One object per engine process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._arenas = Arenas()
+        self._tokenizers = TokenizerStore()
+        self._lock = RLock()
+
+    def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: str) -> DecoderModel:
+        """Raises ModelRefused."""
+        source = Path(launch.source)
+        shape = read_shape(source)
+        limits = _limits(launch, source, shape)
+        shape = msgspec.structs.replace(shape, positions=limits.context_tokens)
+        steps = _steps(launch)
+        network = read_network(shape, source, dtype, _precision(launch), device)
+        size = whole_number(launch.config, "kv_mb", 256) * MIB
+        with self._lock:
+            arena = self._arenas.arena_for(shape, dtype, device, size)
+        pages = ModelPages(arena, shape, dtype)
+        runner = _runner(launch, network, pages)
+        salt = f"{digest} {dtype} {_precision(launch)} {type(runner).__name__}".encode()
+        return DecoderModel(
+            runner=runner,
+            scheduler=StepScheduler(arena.pool, pages.block_tokens, salt, steps),
+            limits=limits,
+            sequences_max=steps.sequences_max,
+            detokenise=self._detokenise(launch),
+            clock=self._clock,
+            lock=self._lock,
+            memory_bytes=network.memory_bytes,
+            weights_digest=digest,
+        )
+
+    def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:
+        if not launch.tokenizer:
+            return None
+        try:
+            return self._tokenizers.get(launch.tokenizer).decode
+        except ConfigError as error:
+            raise ModelRefused("tokenizer_unreadable", str(error)) from error
+
+
+def _runner(launch: ModelLaunch, network: DecoderNetwork, pages: ModelPages) -> Runner:
+    value = launch.config.get("repeatable", False)
+    if not isinstance(value, bool):
+        raise ModelRefused("invalid_model_config", f"backend.config.repeatable: {value!r} is not true or false.")
+    return RepeatableRunner(network, pages) if value else FastRunner(network, pages)
+
+
+def _precision(launch: ModelLaunch) -> str:
+    value = str(launch.config.get("precision", "dense"))
+    if value not in PRECISIONS:
+        known = tuple(PRECISIONS)
+        raise ModelRefused(
+            "invalid_model_config",
+            f"backend.config.precision: {value!r} is not one of {', '.join(known)}.{did_you_mean(value, known)}",
+        )
+    return value
+
+
+def _steps(launch: ModelLaunch) -> StepLimits:
+    sequences = whole_number(launch.config, "max_num_seqs", 32) or 1
+    tokens = whole_number(launch.config, "step_tokens", max(256, sequences))
+    if tokens < sequences:
+        raise ModelRefused(
+            "invalid_model_config",
+            f"backend.config.step_tokens: {tokens} is less than max_num_seqs ({sequences}); every running request "
+            "needs a token in every step.",
+        )
+    return StepLimits(sequences, tokens)
+
+
+def _limits(launch: ModelLaunch, source: Path, shape: DecoderShape) -> DecoderLimits:
+    built_for = shape.positions
+    return DecoderLimits(
+        context_tokens=min(whole_number(launch.config, "context_tokens", built_for) or built_for, built_for),
+        max_tokens_default=whole_number(launch.config, "max_tokens", 64) or 64,
+        stop_token_ids=_stop_tokens(source),
+        vocabulary=shape.vocabulary,
+    )
+
+
+class _StopTokens(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+def _stop_tokens(source: Path) -> frozenset[int]:
+    """eos_token_id of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = source / name
+        if not file.is_file():
+            continue
+        try:
+            found = msgspec.json.decode(file.read_bytes(), type=_StopTokens).eos_token_id
+        except msgspec.DecodeError as error:
+            raise ModelRefused("weights_unreadable", f"{file}: {error}") from error
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()

@@ -1,0 +1,171 @@
+"""A decoder of the LLaMA architecture in plain torch: weights from safetensors, one forward pass over packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn import functional
+
+from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.decoder.arena import ModelPages
+from gpu_worker.backends.decoder.attention import Attention, Layer
+from gpu_worker.backends.decoder.linear import PRECISIONS, DenseLinear, Linear
+from gpu_worker.backends.decoder.rope import rotate, rotation_tables
+from gpu_worker.backends.decoder.shape import DecoderShape
+
+Read = Callable[[str], Tensor]
+
+
+class Rows(Struct):
+    """The tokens of one forward pass.
+
+    ids, positions: (rows). pages, slots: (stored) where keys and values of `stored` rows go; stored None: all rows.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    pages: Tensor
+    slots: Tensor
+    attention: Attention
+    stored: Tensor | None = None
+
+
+class Block(Struct):
+    """One transformer layer. q, k and v are one product; so are gate and up."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+
+class DecoderNetwork:
+    """Weights and arithmetic. It holds no state of any request: keys and values go to the pages it is given."""
+
+    def __init__(self, shape: DecoderShape, read: Read, dtype: torch.dtype, precision: str, device: str) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        made = PRECISIONS[precision]
+
+        def get(name: str) -> Tensor:
+            return read(name).to(dtype=dtype, device=device)
+
+        self._embedding = get("model.embed_tokens.weight")
+        self._norm = get("model.norm.weight")
+        head = self._embedding if shape.tied else get("lm_head.weight")
+        self._head: Linear = made(head, None)
+        self._head_shared = shape.tied and isinstance(self._head, DenseLinear)
+        self._blocks = [_block(shape, number, get, made) for number in range(shape.layers)]
+        cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
+        self._cos = cos.to(dtype=dtype, device=device)[:, None]
+        self._sin = sin.to(dtype=dtype, device=device)[:, None]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights and tables take. A tied embedding counts twice where its two uses need two layouts."""
+        tensors = [self._embedding, self._norm, self._cos, self._sin]
+        linears = [] if self._head_shared else [self._head]
+        for block in self._blocks:
+            linears += [block.qkv, block.output, block.gate_up, block.down]
+            norms = (block.attention_norm, block.mlp_norm, block.query_norm, block.key_norm)
+            tensors += [norm for norm in norms if norm is not None]
+        return sum(one.numel() * one.element_size() for one in tensors) + sum(one.size_bytes for one in linears)
+
+    def hidden(self, rows: Rows, pages: ModelPages) -> Tensor:
+        """(rows, width) states after the last layer, before the last norm. Keys and values are stored on the way."""
+        shape = self.shape
+        states = functional.embedding(rows.ids, self._embedding)
+        cos, sin = self._cos[rows.positions], self._sin[rows.positions]
+        for number, block in enumerate(self._blocks):
+            layer = Layer(pages.keys[number], pages.values[number], shape.windows[number])
+            normed = self._normed(states, block.attention_norm)
+            states = states + block.output(self._attend(normed, block, rows, layer, cos, sin))
+            gate, up = block.gate_up(self._normed(states, block.mlp_norm)).chunk(2, dim=-1)
+            states = states + block.down(functional.silu(gate) * up)
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(rows, vocabulary) float32 logits of the tokens after these states."""
+        return self._head(self._normed(states, self._norm)).float()
+
+    def _attend(self, normed: Tensor, block: Block, rows: Rows, layer: Layer, cos: Tensor, sin: Tensor) -> Tensor:
+        shape = self.shape
+        count, width = normed.shape[0], shape.head_width
+        mixed = block.qkv(normed).view(count, -1, width)
+        queries, keys, values = mixed.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        if block.query_norm is not None and block.key_norm is not None:
+            queries, keys = self._normed(queries, block.query_norm), self._normed(keys, block.key_norm)
+        queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+        if rows.stored is None:
+            layer.keys[rows.pages, rows.slots] = keys
+            layer.values[rows.pages, rows.slots] = values
+        else:
+            layer.keys[rows.pages, rows.slots] = keys[rows.stored]
+            layer.values[rows.pages, rows.slots] = values[rows.stored]
+        return rows.attention(queries, keys, values, layer).reshape(count, -1)
+
+    def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm, computed in float32 whatever the dtype (arXiv:1910.07467)."""
+        wide = states.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.norm_eps)
+        return weight * wide.to(states.dtype)
+
+
+def _block(shape: DecoderShape, number: int, get: Read, made: Callable[..., Linear]) -> Block:
+    at = f"model.layers.{number}"
+
+    def joined(*names: str, biased: bool = False) -> Linear:
+        weight = torch.cat([get(f"{at}.{name}.weight") for name in names])
+        return made(weight, torch.cat([get(f"{at}.{name}.bias") for name in names]) if biased else None)
+
+    normed = shape.family == "qwen3"
+    return Block(
+        attention_norm=get(f"{at}.input_layernorm.weight"),
+        qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biased=shape.attention_bias),
+        output=joined("self_attn.o_proj", biased=shape.output_bias),
+        mlp_norm=get(f"{at}.post_attention_layernorm.weight"),
+        gate_up=joined("mlp.gate_proj", "mlp.up_proj", biased=shape.mlp_bias),
+        down=joined("mlp.down_proj", biased=shape.mlp_bias),
+        query_norm=get(f"{at}.self_attn.q_norm.weight") if normed else None,
+        key_norm=get(f"{at}.self_attn.k_norm.weight") if normed else None,
+    )
+
+
+def read_network(
+    shape: DecoderShape, source: Path, dtype: torch.dtype, precision: str = "dense", device: str = "cpu"
+) -> DecoderNetwork:
+    """Weights from the *.safetensors of a folder. Raises ModelRefused for a missing or misshapen tensor."""
+    files = sorted(source.glob("*.safetensors"))
+    if not files:
+        raise ModelRefused("weights_unreadable", f"cannot read {source}: no *.safetensors in it.")
+    with ExitStack() as stack:
+        try:
+            opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        except (SafetensorError, OSError) as error:
+            raise ModelRefused("weights_unreadable", f"cannot read {source}: {error}") from error
+        homes = {name: handle for handle in opened for name in handle.keys()}  # noqa: SIM118  # no mapping
+
+        def read(name: str) -> Tensor:
+            if name not in homes:
+                raise ModelRefused(
+                    "weights_unreadable", f"{source} lacks tensors that its config.json promises: {name}."
+                )
+            return homes[name].get_tensor(name)
+
+        try:
+            return DecoderNetwork(shape, read, dtype, precision, device)
+        except RuntimeError as error:  # torch: tensors that do not fit together
+            raise ModelRefused(
+                "weights_unreadable", f"{source}: tensors do not fit its config.json: {error}"
+            ) from error

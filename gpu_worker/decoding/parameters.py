@@ -1,0 +1,62 @@
+"""What a request may ask of a decoder: how tokens are chosen, when to stop, what to report."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Probability = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+STOP_TEXTS_MAX = 16
+LOGPROBS_MAX = 20
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `parameters` object of a request. Names no engine follows are refused, never ignored."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """None: the model's default."""
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Stop tokens are not chosen before the answer is that long."""
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] = 0.0
+    """0 always takes the likeliest token."""
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Only this many of the likeliest tokens are drawn from; 0: all."""
+    top_p: Probability = 1.0
+    """Only the likeliest tokens that together reach this probability are drawn from."""
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
+    """Only tokens with at least this share of the likeliest token's probability are drawn from."""
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or answer (CTRL, arXiv:1909.05858)."""
+    presence_penalty: Penalty = 0.0
+    """Taken from the logits of tokens in the answer so far."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from the logits of tokens in the answer so far, once for each time."""
+    stop: StopText | Annotated[tuple[StopText, ...], msgspec.Meta(max_length=STOP_TEXTS_MAX)] = ()
+    """A text, or several, that end the answer; it ends before them."""
+    stop_token_ids: tuple[int, ...] = ()
+    """More stop tokens than the model's own."""
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    """Report the log-probability of every chosen token, and as many of the likeliest tokens of each place."""
+    score: bool = False
+    """Generate nothing; report the log-probability of every token of the prompt given those before it."""
+    seed: int | None = None
+    """Ingress has read it already; the item carries it."""
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+_parameters = msgspec.json.Decoder(Sampling)
+
+
+def sampling_of(parameters: bytes | None) -> Sampling:
+    """Raises msgspec.DecodeError (ValidationError) that names the parameter, or UnicodeDecodeError."""
+    return _parameters.decode(parameters) if parameters else Sampling()

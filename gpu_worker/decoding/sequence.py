@@ -1,0 +1,73 @@
+"""One request of a decoder between admission and its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, and how far their keys and values are in the pool.
+
+    A sequence with one token to compute decodes; one with more fills its prompt (or, after a preemption, prompt and
+    answer).
+    """
+
+    ticket: int
+    """Names it towards whoever submitted it."""
+    ids: list[int]
+    """Prompt, then answer."""
+    tokens_max: int
+    """How long the answer may get."""
+    priority: int = 1
+    """0 is the most urgent."""
+    deadline_at_ms: int | None = None
+    """Wall clock."""
+    reuses_prefix: bool = True
+    """False: every token of the prompt must be computed, because its logits are asked for."""
+    prompt_tokens: int = field(init=False)
+    order: int = 0
+    """Of arrival."""
+    computed: int = 0
+    """Tokens of `ids` whose keys and values are in the blocks."""
+    reused: int = 0
+    """Tokens of the prompt that did not have to be computed."""
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    """Of the full blocks of `ids`, as far as they were needed."""
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.ids)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower runs first."""
+        return self.priority, self.order
+
+    @property
+    def pending(self) -> int:
+        """Tokens to be computed before the next one can be chosen."""
+        return len(self.ids) - self.computed
+
+    @property
+    def answer(self) -> list[int]:
+        return self.ids[self.prompt_tokens :]
+
+
+class Chunk(Struct, frozen=True):
+    """Tokens [start, start + count) of a sequence run in one step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the next token is known after this step."""
+        return self.end == len(self.sequence.ids)

@@ -1,0 +1,195 @@
+"""Which sequences run in the next step of a decoder, and how many tokens of each. Pure: torch only executes the plan.
+
+First come, first served within a priority. Sequences that decode go first, one token each; prompts share what is left
+of the step's token budget, so a long prompt never holds up running answers (chunked prefill, arXiv:2308.16369). When
+the pool has no block left, the lowest in rank gives its blocks back and is computed again later; what is still cached
+of it then is not computed twice.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence as Run
+
+from msgspec import Struct
+
+from gpu_worker.decoding.blocks import BlockPool, chained_digests
+from gpu_worker.decoding.sequence import Chunk, Sequence
+
+
+class StepLimits(Struct, frozen=True):
+    """sequences_max: how many run at once; step_tokens: budget of one step; both bound memory and delay."""
+
+    sequences_max: int
+    step_tokens: int
+
+
+class StepScheduler:
+    """Of one model. Several may share a BlockPool.
+
+    salt: see chained_digests. block_tokens: tokens whose keys and values one block holds.
+    """
+
+    def __init__(self, pool: BlockPool, block_tokens: int, salt: bytes, limits: StepLimits) -> None:
+        if limits.step_tokens < limits.sequences_max:
+            raise ValueError(
+                f"step_tokens ({limits.step_tokens}) must be at least sequences_max ({limits.sequences_max}): "
+                "every running sequence needs a token in every step"
+            )
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._salt = salt
+        self._limits = limits
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        """Both in order of rank."""
+        self._arrivals = 0
+        self.preemptions = 0
+
+    @property
+    def running(self) -> Run[Sequence]:
+        return self._running
+
+    @property
+    def waiting(self) -> Run[Sequence]:
+        return self._waiting
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence may get that long, alone in the pool."""
+        return self.blocks_for(tokens) <= self._pool.count
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.order = self._arrivals
+        self._arrivals += 1
+        insort(self._waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It is finished, cancelled or late; its blocks are free."""
+        held = self._running if sequence in self._running else self._waiting
+        held.remove(sequence)
+        self._give_back(sequence)
+
+    def expired(self, now_ms: int) -> list[Sequence]:
+        """Those whose deadline has passed, in order of rank; they stay until removed."""
+        return [
+            one
+            for one in (*self._running, *self._waiting)
+            if one.deadline_at_ms is not None and now_ms >= one.deadline_at_ms
+        ]
+
+    def plan(self) -> list[Chunk]:
+        """The next step. Every chunk's blocks are held when this returns. Empty: nothing can run now."""
+        chunks: dict[int, Chunk] = {}
+        """By order of arrival, so that a preempted sequence can be taken out again."""
+        preempted = self.preemptions
+        for sequence in [one for one in self._running if one.pending == 1]:
+            self._run(sequence, 1, chunks)
+        for sequence in [one for one in self._running if one.pending > 1]:
+            self._run(sequence, self._budget(chunks), chunks)
+        if self.preemptions == preempted:  # else who was just stopped would start again at once
+            self._admit(chunks)
+        return list(chunks.values())
+
+    def ran(self, chunks: Run[Chunk]) -> None:
+        """The step was executed: full blocks can be shared from now on."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            before, sequence.computed = sequence.computed // self._block_tokens, chunk.end
+            full = chunk.end // self._block_tokens
+            if full > before:
+                self._digest(sequence, full)
+                for number in range(before, full):
+                    self._pool.publish(sequence.blocks[number], sequence.digests[number])
+
+    # ------------------------------------------------------------ one step
+
+    def _budget(self, chunks: dict[int, Chunk]) -> int:
+        return self._limits.step_tokens - sum(chunk.count for chunk in chunks.values())
+
+    def _run(self, sequence: Sequence, budget: int, chunks: dict[int, Chunk]) -> None:
+        """A running sequence gets up to `budget` tokens, if need be at the cost of those lower in rank."""
+        count = min(sequence.pending, budget)
+        if count <= 0 or sequence not in self._running:
+            return
+        while not self._grow(sequence, count):
+            victim = self._running[-1]
+            self._preempt(victim, chunks)
+            if victim is sequence:
+                return
+        chunks[sequence.order] = Chunk(sequence, sequence.computed, count)
+
+    def _admit(self, chunks: dict[int, Chunk]) -> None:
+        """Waiting sequences start in order of rank; the first that does not fit makes all others wait."""
+        while self._waiting:
+            sequence = self._waiting[0]
+            full = len(self._running) >= self._limits.sequences_max
+            if full and not self._preempt_for(sequence, chunks):
+                return
+            if self._budget(chunks) <= 0:
+                return
+            self._adopt_prefix(sequence)
+            count = min(sequence.pending, self._budget(chunks))
+            while not self._grow(sequence, count):
+                if not self._preempt_for(sequence, chunks):
+                    self._give_back(sequence)
+                    return
+            # A preempted one waits behind it: its rank is lower.
+            self._waiting.pop(0)
+            insort(self._running, sequence, key=_rank)
+            sequence.reused = max(sequence.reused, min(sequence.computed, sequence.prompt_tokens))
+            chunks[sequence.order] = Chunk(sequence, sequence.computed, count)
+
+    def _adopt_prefix(self, sequence: Sequence) -> None:
+        """Hold what the pool has of its tokens. The last one is always computed: its logits choose the next."""
+        if not sequence.reuses_prefix:
+            return
+        full = (len(sequence.ids) - 1) // self._block_tokens
+        self._digest(sequence, full)
+        sequence.blocks = self._pool.match(sequence.digests[:full])
+        sequence.computed = len(sequence.blocks) * self._block_tokens
+
+    def _digest(self, sequence: Sequence, blocks: int) -> None:
+        if len(sequence.digests) < blocks:
+            tokens = sequence.ids[: blocks * self._block_tokens]
+            sequence.digests = chained_digests(self._salt, tokens, self._block_tokens, sequence.digests)
+
+    def _grow(self, sequence: Sequence, count: int) -> bool:
+        """Hold blocks for `count` more tokens. False when the pool has none left; nothing is taken then."""
+        missing = self.blocks_for(sequence.computed + count) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        taken = self._pool.take(missing)
+        if taken is None:
+            return False
+        sequence.blocks.extend(taken)
+        return True
+
+    def _preempt_for(self, sequence: Sequence, chunks: dict[int, Chunk]) -> bool:
+        """Stop the lowest in rank if `sequence` is of a higher priority (not merely earlier)."""
+        if not self._running or self._running[-1].priority <= sequence.priority:
+            return False
+        self._preempt(self._running[-1], chunks)
+        return True
+
+    def _preempt(self, victim: Sequence, chunks: dict[int, Chunk]) -> None:
+        self.preemptions += 1
+        chunks.pop(victim.order, None)
+        self._running.remove(victim)
+        self._give_back(victim)
+        insort(self._waiting, victim, key=_rank)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

@@ -1,0 +1,139 @@
+"""The requests of continuous models inside an engine process: admitted between steps, answered as they end."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_worker.backends.base import Backend, ContinuousModel, EngineOutput
+from gpu_worker.engine_messages import Answers, FromEngine, Raised, Run, Stepped
+from sie_stream.ports import Clock
+
+STEPPED_EVERY_MS = 1_000.0
+"""How often the host hears that steps are being made."""
+MESSAGE_CHARS_MAX = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A batch that runs. The host sends batches of one; a longer one is answered when all of it has ended."""
+
+    batch_id: int
+    slot: int
+    started_ms: float
+    outputs: list[EngineOutput | None]
+    tickets: dict[int, int]
+    """Ticket -> place in outputs, of those that are not answered yet."""
+
+
+class ContinuousRuns:
+    """Used from the engine process's main thread. `say` sends a message to the host."""
+
+    def __init__(self, backend: Backend, say: Callable[[FromEngine], None], clock: Clock) -> None:
+        self._backend = backend
+        self._say = say
+        self._clock = clock
+        self._models: dict[int, ContinuousModel] = {}
+        """By slot, those that may have work."""
+        self._leaving: dict[int, None] = {}
+        self._open: dict[int, _Open] = {}
+        self._by_ticket: dict[int, _Open] = {}
+        self._next_ticket = 0
+        self._stepped_at = float("-inf")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._open)
+
+    def run(self, message: Run, model: ContinuousModel) -> None:
+        """Admits all items of a batch; answers at once what cannot be served."""
+        self._models[message.slot] = model
+        count = len(message.items)
+        tickets = range(self._next_ticket, self._next_ticket + count)
+        self._next_ticket += count
+        entry = _Open(
+            message.batch_id,
+            message.slot,
+            self._clock.monotonic_ms(),
+            [None] * count,
+            {ticket: place for place, ticket in enumerate(tickets)},
+        )
+        self._open[message.batch_id] = entry
+        if len(self._open) == 1:
+            self._stepped_at = entry.started_ms
+        for ticket in tickets:
+            self._by_ticket[ticket] = entry
+
+        def admit() -> list[tuple[int, EngineOutput]]:
+            answers = [
+                (ticket, model.submit(ticket, item)) for ticket, item in zip(tickets, message.items, strict=True)
+            ]
+            return [(ticket, refusal) for ticket, refusal in answers if refusal is not None]
+
+        self._try(message.slot, model, admit)
+
+    def step(self) -> None:
+        """One step of every model that has work."""
+        for slot, model in list(self._models.items()):
+            if model.busy:
+                self._try(slot, model, model.step)
+        for slot in [slot for slot in self._leaving if not self._models[slot].busy]:
+            del self._leaving[slot]
+            self._backend.unload(self._models.pop(slot))
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._stepped_at >= STEPPED_EVERY_MS:
+            self._stepped_at = now_ms
+            self._say(Stepped())
+
+    def cancel(self, batch_id: int) -> None:
+        """Nothing happens for a batch that has ended or is of another kind."""
+        entry = self._open.get(batch_id)
+        if entry is None:
+            return
+        for ticket in list(entry.tickets):
+            output = self._models[entry.slot].cancel(ticket)
+            if output is not None:
+                self._ended(ticket, output)
+
+    def unload(self, slot: int, model: ContinuousModel) -> None:
+        """Now, or after the requests it was given before."""
+        if model.busy:
+            self._leaving[slot] = None
+        else:
+            self._models.pop(slot, None)
+            self._backend.unload(model)
+
+    def _try(self, slot: int, model: ContinuousModel, work: Callable[[], list[tuple[int, EngineOutput]]]) -> None:
+        """Let the model work, and pass on what ended with it."""
+        try:
+            ended = work()
+        except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
+            self._failed(slot, model, error)
+            return
+        for ticket, output in ended:
+            self._ended(ticket, output)
+
+    def _ended(self, ticket: int, output: EngineOutput) -> None:
+        entry = self._by_ticket.pop(ticket)
+        entry.outputs[entry.tickets.pop(ticket)] = output
+        if not entry.tickets:
+            del self._open[entry.batch_id]
+            outputs = [one for one in entry.outputs if one is not None]
+            self._say(Answers(entry.batch_id, outputs, self._clock.monotonic_ms() - entry.started_ms))
+
+    def _failed(self, slot: int, model: ContinuousModel, error: Exception) -> None:
+        """All that ran in the model shared the failure: nothing of it is left, and the host is told of each batch."""
+        traceback.print_exception(error)
+        model.reset()
+        together = [entry for entry in self._open.values() if entry.slot == slot]
+        for entry in together:
+            del self._open[entry.batch_id]
+            for ticket in entry.tickets:
+                del self._by_ticket[ticket]
+        for entry in together:
+            self._say(Raised(entry.batch_id, "engine_error", shorten(error), len(together)))
+
+
+def shorten(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX]

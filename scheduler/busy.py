@@ -1,0 +1,51 @@
+"""How busy a model keeps its devices: what placement needs to know so that busy replicas do not share one.
+
+Arrivals, as workers report them, times the device time of one request: as declared, in the largest batch of the
+baselines, which is what the device cannot do it for less; or else as observed. What is observed depends on the batches
+and the neighbours of the moment, what is declared does not, so that a placement does not change what it was based on.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+RISE_MS, FALL_MS = 10_000, 60_000
+"""Time constants: a load is believed sooner when it comes than when it goes."""
+STEP = 5
+"""Percent that shares are rounded up to, so that noise makes no difference."""
+MOST = 100
+ASSUMED = {"sglang": 35, "vllm": 35}
+"""Percent of a device by backend, as long as a model had nothing to do: two language models share one, not more."""
+
+
+class Busy(Struct, frozen=True):
+    """What was seen of one model."""
+
+    per_s: float = 0.0
+    """Requests."""
+    request_us: float = 0.0
+    """Device time of one."""
+    known: bool = False
+    """It had requests already."""
+
+
+def noticed(busy: Busy, window_ms: int, arrivals: int, completions: int, busy_ms: int) -> Busy:
+    """After one more window."""
+    if not busy.known and not arrivals:
+        return busy
+    rate = arrivals * 1000 / max(1, window_ms)
+    constant_ms = RISE_MS if rate > busy.per_s else FALL_MS
+    per_s = busy.per_s + (rate - busy.per_s) * window_ms / (constant_ms + window_ms) if busy.known else rate
+    request_us = busy.request_us
+    if completions:
+        seen = busy_ms * 1000 / completions
+        request_us = seen if not request_us else request_us + (seen - request_us) * window_ms / (FALL_MS + window_ms)
+    return Busy(per_s, request_us, True)
+
+
+def load_percent(busy: Busy, declared_us: int, backend: str, replicas: int) -> int:
+    """Share of its device's time that each of `replicas` needs."""
+    if not busy.known:
+        return ASSUMED.get(backend, 0)
+    whole = busy.per_s * (declared_us or busy.request_us) / (10_000 * max(1, replicas))
+    return min(MOST, -int(-whole // STEP) * STEP)

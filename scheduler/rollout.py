@@ -1,0 +1,289 @@
+"""One rollout as a pure state machine: `advance(state, seen, now_ms)` gives the next state, and what to say of it.
+
+    loading -> serving (step 0, 1, ... with growing shares) -> adopting -> completed
+       |          |  holds while paused, while statistics are missing, or while a gate is unsure
+       |          +--> rolled_back (a gate was breached, or its replicas were given up)
+       +--> refused (golden requests, or it does not load)        aborted: a person said so
+
+`seen` is what the fold knows of the cluster at this moment; time is log time. Statistics come as windows through
+`add_window`. Nothing here promotes without samples: when windows stop, the rollout holds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Raw, Struct, structs
+
+from scheduler.gates import GateLimits, GateResult, added, judge
+from scheduler.launches import STABLE
+from sie_stream.rollout_records import VariantRule, VariantStats, VariantWindow
+from sie_stream.routing import Range
+
+FULL = 10_000
+STATS_LOST_MS = 12_000
+"""Without a complete window for so long the statistics count as lost."""
+
+NO_STATISTICS = "no statistics"
+
+Phase = Literal["loading", "serving", "adopting", "ended"]
+Ending = Literal["completed", "rolled_back", "aborted", "refused"]
+
+
+class Plan(Struct, frozen=True):
+    """How the new version takes over. `steps`: shares out of 10,000, rising."""
+
+    steps: tuple[int, ...] = (1_000, 2_000, 5_000, FULL)
+    hold_ms: int = 15_000
+    samples_min: int = 200
+    shadow: bool = False
+    promotes: bool = True
+    """False: a variant that is only compared (a/b/n); it stays at its last step until somebody ends it."""
+    limits: GateLimits = GateLimits()
+    rules: tuple[VariantRule, ...] = ()
+
+
+class RolloutState(Struct, frozen=True):
+    rollout: str
+    """`r-OFFSET` of the record that started it."""
+    variant: str
+    version: str
+    version_before: str
+    spec: Raw
+    spec_before: Raw
+    plan: Plan
+    started_ms: int
+    actor: str = ""
+    phase: Phase = "loading"
+    step: int = -1
+    """Index of the present step; -1: no traffic yet, or copies only."""
+    share: int = 0
+    """Of the keys, out of 10,000, in the route."""
+    ranges: tuple[Range, ...] = ()
+    since_ms: int = 0
+    """Since when the present step counts: later than its start when it had to hold without statistics."""
+    paused: str = ""
+    """Who paused it."""
+    holding: str = ""
+    """Why it does not go on; said once, and again when it changes."""
+    new: VariantStats = VariantStats()
+    """Of the present step."""
+    old: VariantStats = VariantStats()
+    """Of the stable version, since the rollout took traffic."""
+    windows: int = 0
+    """Counted in this step."""
+    broken_windows: int = 0
+    """Not counted, because something of them may be missing."""
+    window_end_ms: int = 0
+    """End of the newest window of the new version."""
+    stable_end_ms: int = 0
+    heard_ms: int = 0
+    """Log time at which the newest complete window came."""
+    gates: tuple[GateResult, ...] = ()
+    ending: Ending | None = None
+    ended_ms: int = 0
+    why: str = ""
+
+    @property
+    def shadow(self) -> int:
+        return FULL if self.plan.shadow and self.phase == "serving" and self.step < 0 else 0
+
+    @property
+    def next_share(self) -> int:
+        """The share to prepare replicas for: that of the next step while one is being left, else the present one."""
+        if self.phase == "loading":
+            return self.plan.steps[0]
+        return self.plan.steps[min(self.step + 1, len(self.plan.steps) - 1)]
+
+
+class Seen(Struct, frozen=True):
+    """The cluster as far as this rollout is concerned."""
+
+    ready: int
+    """Replicas of the new version that serve its own topic."""
+    wanted: int
+    """Replicas that the next share needs."""
+    given_up: bool
+    """Its replicas failed more often than they are retried."""
+    golden: str = ""
+    """What golden requests found wrong; empty: nothing."""
+    failure: str = ""
+    """The last failure of a replica, for people."""
+    deleted: bool = False
+    """The model is being deleted."""
+    adopted: bool = False
+    """The model itself serves the new version with all its replicas."""
+
+
+class Said(Struct, frozen=True):
+    """What is to be recorded as a decision."""
+
+    kind: str
+    reason: str
+    do_nothing: str = ""
+
+
+def ended(state: RolloutState, ending: Ending, why: str, now_ms: int) -> RolloutState:
+    """Weight 0 at once."""
+    return structs.replace(
+        state, phase="ended", ending=ending, ended_ms=now_ms, why=why, share=0, ranges=(), holding="", paused=""
+    )
+
+
+def advance(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
+    """What follows from what is seen now. At most one transition for each call."""
+    if state.phase == "ended":
+        return state, None
+    if seen.deleted:
+        return _end(state, "aborted", "The model was deleted.", now_ms)
+    if state.phase == "adopting":
+        return _adopting(state, seen, now_ms)
+    if seen.golden and state.phase == "loading":
+        return _end(state, "refused", f"Golden requests: {seen.golden}", now_ms)
+    if seen.given_up:
+        ending: Ending = "refused" if state.phase == "loading" else "rolled_back"
+        return _end(state, ending, f"Its replicas were given up: {seen.failure}", now_ms)
+    if state.phase == "loading":
+        return _loading(state, seen, now_ms)
+    return _serving(state, seen, now_ms)
+
+
+def _end(state: RolloutState, ending: Ending, why: str, now_ms: int) -> tuple[RolloutState, Said]:
+    said = Said(f"rollout_{ending}", why, f"{_share(state.share)} of the keys would go on to {state.version}.")
+    return ended(state, ending, why, now_ms), said
+
+
+def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
+    if seen.ready < max(1, seen.wanted) or state.paused:
+        return state, None
+    base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms)
+    if state.plan.shadow:
+        reason = f"{seen.ready} replicas are ready and pass. It gets copies of all requests and answers none."
+        return base, Said("rollout_shadowing", reason, "Nothing would be known of it.")
+    return _to_step(base, 0, f"{seen.ready} replicas are ready and pass the golden requests.", now_ms)
+
+
+def _to_step(state: RolloutState, step: int, reason: str, now_ms: int) -> tuple[RolloutState, Said]:
+    share = state.plan.steps[step]
+    moved = structs.replace(
+        state, step=step, share=share, since_ms=now_ms, new=VariantStats(), windows=0, gates=(), holding=""
+    )
+    return moved, Said("rollout_step", f"{reason} {_share(share)} of the keys go to {state.version}.", "It would wait.")
+
+
+def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
+    breached = [gate for gate in state.gates if gate.verdict == "breach"]
+    if breached:
+        return _end(state, "rolled_back", "; ".join(str(gate) for gate in breached) + ".", now_ms)
+    if state.paused:
+        return state, None
+    if now_ms - state.heard_ms > STATS_LOST_MS:
+        why = f"{NO_STATISTICS}: no complete window has come for a while, and nothing is promoted without"
+        return _hold(structs.replace(state, since_ms=now_ms, new=VariantStats(), windows=0, gates=()), why)
+    if state.holding.startswith(NO_STATISTICS):
+        said = Said("rollout_goes_on", "Statistics come again; the step counts from now.", "It would hold.")
+        return structs.replace(state, holding="", since_ms=now_ms), said
+    last = state.step == len(state.plan.steps) - 1
+    if last and not state.plan.promotes:
+        return state, None
+    if now_ms - state.since_ms < state.plan.hold_ms or not state.windows:
+        return state, None
+    if state.new.samples < state.plan.samples_min:
+        found = f"{state.new.samples} of {state.plan.samples_min}"
+        return _hold(state, f"too few samples of the new version: {found}", quiet=True)
+    unsure = [gate for gate in state.gates if gate.verdict == "unsure"]
+    if unsure:
+        return _hold(state, f"not sure yet: {', '.join(gate.gate for gate in unsure)}", quiet=True)
+    if last:
+        return _adopt(state, f"All gates passed at {_share(state.share)}.", now_ms)
+    if seen.ready < seen.wanted:
+        return _hold(state, f"the next step needs {seen.wanted} replicas, {seen.ready} are ready")
+    return _to_step(state, state.step + 1, f"{_numbers(state)}.", now_ms)
+
+
+def _hold(state: RolloutState, why: str, quiet: bool = False) -> tuple[RolloutState, Said | None]:
+    """Say why it waits, once for each reason; the numbers of a `quiet` one grow all the time."""
+    if state.holding.partition(":")[0] == why.partition(":")[0]:
+        return (state if state.holding == why else structs.replace(state, holding=why)), None
+    held = structs.replace(state, holding=why)
+    return held, None if quiet else Said("rollout_held", f"It holds: {why}.", "It would go on without being judged.")
+
+
+def _adopt(state: RolloutState, reason: str, now_ms: int) -> tuple[RolloutState, Said]:
+    adopting = structs.replace(state, phase="adopting", since_ms=now_ms, holding="", paused="")
+    said = Said(
+        "rollout_adopting", f"{reason} The model itself takes {state.version} over, behind the rollout's replicas."
+    )
+    return adopting, said
+
+
+def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
+    if not seen.adopted:
+        return state, None
+    done = ended(state, "completed", "All steps passed.", now_ms)
+    return done, Said(
+        "rollout_completed", f"{state.version} is the stable version.", "Its traffic would have two homes."
+    )
+
+
+# ---------------------------------------------------------------- what people say
+
+
+def paused(state: RolloutState, actor: str) -> RolloutState | None:
+    """None: there is nothing to pause."""
+    if state.phase not in ("loading", "serving") or state.paused:
+        return None
+    return structs.replace(state, paused=actor or "somebody unnamed")
+
+
+def resumed(state: RolloutState, now_ms: int) -> RolloutState | None:
+    return structs.replace(state, paused="", since_ms=now_ms, heard_ms=now_ms) if state.paused else None
+
+
+def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[RolloutState, Said] | None:
+    """To all keys at once, whatever the gates say. None: it has nothing ready, or is past that."""
+    if state.phase not in ("loading", "serving") or not seen.ready:
+        return None
+    last = len(state.plan.steps) - 1
+    if state.phase == "serving" and state.step == last and state.share == FULL:
+        return _adopt(state, f"{actor or 'Somebody unnamed'} promotes it.", now_ms)
+    base = structs.replace(state, phase="serving", paused="", heard_ms=now_ms)
+    full = structs.replace(
+        base, plan=structs.replace(base.plan, steps=(FULL,), hold_ms=0, samples_min=1, promotes=True)
+    )
+    moved, said = _to_step(full, 0, f"{actor or 'Somebody unnamed'} promotes it.", now_ms)
+    return structs.replace(moved, phase="adopting"), said
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def add_window(state: RolloutState, window: VariantWindow, now_ms: int) -> RolloutState:
+    """Count a window of the new or of the stable version, and judge. Repeated, broken and older ones change nothing."""
+    if state.phase != "serving":
+        return state
+    is_new = window.variant == state.variant and window.version == state.version
+    if not is_new and window.variant != STABLE:
+        return state
+    seen_to_ms = state.window_end_ms if is_new else state.stable_end_ms
+    if window.end_ms <= seen_to_ms:
+        return state
+    if not window.complete:
+        return structs.replace(state, broken_windows=state.broken_windows + 1)
+    if not is_new:
+        return structs.replace(state, old=added(state.old, window.stats), stable_end_ms=window.end_ms, heard_ms=now_ms)
+    moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms)
+    if window.start_ms < state.since_ms and state.step > 0:
+        return moved  # of the step before
+    new = added(state.new, window.stats)
+    gates = judge(new, state.old, state.plan.limits)
+    return structs.replace(moved, new=new, windows=state.windows + 1, gates=gates)
+
+
+def _numbers(state: RolloutState) -> str:
+    passed = ", ".join(f"{gate.gate} {gate.value:g} <= {gate.limit:g}" for gate in state.gates)
+    return f"{state.new.samples} answers in {state.windows} windows at {_share(state.share)}: {passed}"
+
+
+def _share(share: int) -> str:
+    return f"{share / 100:g} %"

@@ -1,0 +1,389 @@
+"""Rollouts in the fold: what starts them, what people order, and what each record of the log makes of them.
+
+The decisions about one rollout are in rollout.py and gates.py; here they meet the cluster.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import structs
+
+from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
+from scheduler.gates import GateLimits, is_sane
+from scheduler.launches import STABLE, Accepted, accept
+from scheduler.limits import RETRIES_MAX
+from scheduler.rollout import (
+    FULL,
+    Plan,
+    RolloutState,
+    Said,
+    Seen,
+    add_window,
+    advance,
+    ended,
+    paused,
+    promoted,
+    resumed,
+)
+from scheduler.state import ROLLOUTS_KEPT, ModelState
+from scheduler.step import Step
+from scheduler.variants import (
+    end_unit,
+    ranges_of,
+    rescue_unit,
+    serves_alone,
+    start_unit,
+    take_over,
+    unit_of,
+    units_of,
+)
+from sie_stream.commands import RolloutOrder, StartRollout
+from sie_stream.control import ApplyModel
+from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.input_schema.breaking import Break, schema_breaks
+from sie_stream.rollout_records import VariantRule, VariantStats, VariantWindow
+from sie_stream.routing import resized
+from sie_stream.spec import ModelSpec, Rollout, from_json
+
+CANARY = "canary"
+GOLDEN = "golden_mismatch"
+"""Code of a replica that did not answer its golden requests as declared."""
+VARIANT_CHARS_MAX = 16
+
+
+def apply_or_roll_out(step: Step, record: ApplyModel) -> None:
+    """A new version of a serving model whose declaration says `rollout` starts one; everything else is applied."""
+    try:
+        accepted = accept(bytes(record.spec), step.settings.topics)
+    except ConfigError:
+        apply_model(step, record)  # says what is wrong with it
+        return
+    model = step.state.models.get(accepted.model)
+    if model is None or model.status == "deleting":
+        apply_model(step, record)
+    elif model.rollouts:
+        _under_way(step, model, accepted, record.actor)
+    elif _wants_rollout(step, model, accepted):
+        spec = from_json(accepted.spec)
+        _start(step, model, accepted, plan_of(spec, CANARY), CANARY, record.actor)
+    else:
+        apply_model(step, record)
+
+
+def _wants_rollout(step: Step, model: ModelState, accepted: Accepted) -> bool:
+    """Nothing serves yet, or only the declaration of the same version changes: there is nothing to compare with."""
+    serving = model.published_route is not None and any(replica.state == "ready" for replica in model.replicas)
+    return serving and model.version != accepted.launch.version and from_json(accepted.spec).rollout is not None
+
+
+def _under_way(step: Step, model: ModelState, accepted: Accepted, actor: str) -> None:
+    same = [one for one in model.rollouts.values() if bytes(one.spec) == bytes(accepted.spec)]
+    if same or bytes(model.spec) == bytes(accepted.spec):
+        what = f"the rollout of {same[0].version} goes on" if same else "its rollouts go on"
+        step.decide(
+            "model_unchanged",
+            model.model,
+            f"Nothing new is declared; {what}. `sie-stream rollout status {model.model}` shows it.",
+            chosen={"version": accepted.launch.version, "generation": model.generation, "actor": actor},
+        )
+        return
+    names = ", ".join(f"{one.version} ({one.variant}, {one.phase})" for one in model.rollouts.values())
+    _reject(
+        step,
+        model.model,
+        "rollout_under_way",
+        f"A rollout is under way: {names}. Promote or abort it first.",
+        actor,
+        (),
+    )
+
+
+def _reject(step: Step, model: str, code: str, reason: str, actor: str, breaks: tuple[Break, ...]) -> None:
+    step.decide(
+        "model_rejected",
+        model,
+        reason,
+        chosen={"code": code, "actor": actor},
+        rejected=tuple(str(one) for one in breaks),
+        do_nothing="The declaration is ignored; whatever was accepted before goes on.",
+    )
+
+
+def start_rollout(step: Step, record: StartRollout) -> None:
+    """`rollout start`: by the declared steps, or the default ones; or one more variant with a fixed share."""
+    try:
+        accepted = accept(bytes(record.spec), step.settings.topics)
+    except ConfigError as error:
+        step.decide("model_rejected", "unnamed", str(error), chosen={"code": error.code, "actor": record.actor})
+        return
+    name, variant = accepted.model, record.variant
+    model = step.state.models.get(name)
+    why = ""
+    if model is None or model.status == "deleting" or model.published_route is None:
+        why = f"No model of that name serves.{did_you_mean(name, step.state.models)} Apply it."
+    elif not (variant.isascii() and variant.isalnum() and variant.islower() and len(variant) <= VARIANT_CHARS_MAX):
+        why = f"variant {variant!r}: at most {VARIANT_CHARS_MAX} lower-case letters and digits, e.g. canary or b."
+    elif variant == STABLE or variant in model.rollouts:
+        why = f"There is a variant {variant!r} already."
+    elif accepted.launch.version in [model.version, *(one.version for one in model.rollouts.values())]:
+        why = f"Version {accepted.launch.version} serves already; a rollout needs another one."
+    elif not 0 <= record.share <= FULL - sum(one.share for one in model.rollouts.values()):
+        why = f"share {record.share}: 0 to 10,000, and together with the other variants at most 10,000."
+    elif any(one.plan.promotes for one in model.rollouts.values()) or (model.rollouts and not record.share):
+        why = "A version that takes over by steps is to get all keys, so it goes alone. End the other variants first."
+    if why or model is None:
+        _reject(step, name, "rollout_refused", why, record.actor, ())
+        return
+    plan = plan_of(from_json(accepted.spec), variant)
+    if record.share:
+        plan = structs.replace(plan, steps=(record.share,), promotes=False)
+    _start(step, model, accepted, plan, variant, record.actor)
+
+
+def plan_of(spec: ModelSpec, variant: str) -> Plan:
+    """The declared rollout, or the default one, in shares out of 10,000."""
+    declared = spec.rollout or Rollout()
+    gates = declared.gates
+    return Plan(
+        steps=tuple(percent * FULL // 100 for percent in declared.steps),
+        hold_ms=declared.hold_ms,
+        samples_min=declared.samples_min,
+        shadow=declared.shadow,
+        limits=GateLimits(
+            error_rate_max=gates.error_rate_max,
+            p99_ratio_max=gates.p99_ratio_max,
+            p99_sla_ms=spec.slas.p99_latency_ms,
+            psi_max=gates.psi_max,
+            ks_max=gates.ks_max,
+            schema_violations_max=gates.schema_violations_max,
+            cost_ratio_max=gates.cost_ratio_max,
+        ),
+        rules=tuple(
+            VariantRule(pin.by, pin.name, pin.equals, variant if pin.to == "new" else STABLE) for pin in declared.pins
+        ),
+    )
+
+
+def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, variant: str, actor: str) -> None:
+    breaks = (
+        *schema_breaks(bytes(model.launch.input_schema), bytes(accepted.launch.input_schema), "input"),
+        *schema_breaks(bytes(model.launch.output_schema), bytes(accepted.launch.output_schema), "output"),
+    )
+    version = accepted.launch.version
+    if breaks:
+        found = "; ".join(str(one) for one in breaks)
+        reason = f"schema_incompatible: {version} breaks {len(breaks)} things that {model.version} promises: {found}."
+        _reject(step, model.model, "schema_incompatible", reason, actor, breaks)
+        return
+    try:
+        refuse_confusing_name(step, accepted.model)
+        refuse_oversize(step, accepted)
+    except ConfigError as error:
+        _reject(step, model.model, error.code, str(error), actor, ())
+        return
+    rollout = RolloutState(
+        rollout=f"r-{step.offset}",
+        variant=variant,
+        version=version,
+        version_before=model.version,
+        spec=accepted.spec,
+        spec_before=model.spec,
+        plan=plan,
+        started_ms=step.now_ms,
+        actor=actor,
+        since_ms=step.now_ms,
+    )
+    model.rollouts[variant] = rollout
+    step.state.rolling[model.model] = None
+    start_unit(step, model, variant, accepted, _wanted(model, rollout))
+    shares = " -> ".join(f"{share / 100:g}" for share in plan.steps)
+    step.decide(
+        "rollout_started",
+        model.model,
+        f"Version {version} is loaded beside {model.version}, answers its golden requests, and then takes {shares} % "
+        f"of the keys, each share held {plan.hold_ms} ms and until {plan.samples_min} answers passed the gates.",
+        chosen={
+            "rollout": rollout.rollout,
+            "variant": variant,
+            "version": version,
+            "version_before": model.version,
+            "steps": shares,
+            "actor": actor,
+        },
+        do_nothing=f"Version {model.version} would go on alone.",
+    )
+
+
+def _wanted(model: ModelState, rollout: RolloutState) -> int:
+    return max(1, math.ceil(model.replicas_wanted * rollout.next_share / FULL))
+
+
+# ---------------------------------------------------------------- what people order
+
+
+def rollout_order(step: Step, record: RolloutOrder) -> None:
+    """Carry it out, or say why not; either way a decision about the model."""
+    model = step.state.models.get(record.model)
+    rollout = model.rollouts.get(record.variant) if model is not None else None
+    if model is None:
+        _ignored(step, record, f"No model of that name is declared.{did_you_mean(record.model, step.state.models)}")
+    elif rollout is None and record.order == "undo":
+        _undo(step, model, record)
+    elif rollout is None:
+        known = ", ".join(model.rollouts) or "none"
+        _ignored(step, record, f"No rollout of variant {record.variant!r} is under way (under way: {known}).")
+    else:
+        _order(step, model, rollout, record)
+
+
+def _order(step: Step, model: ModelState, rollout: RolloutState, record: RolloutOrder) -> None:
+    actor = record.actor or "somebody unnamed"
+    after: RolloutState | None = None
+    said = Said(f"rollout_{record.order}d", f"Asked for by {actor}.")
+    match record.order:
+        case "pause":
+            after = paused(rollout, record.actor)
+        case "resume":
+            after = resumed(rollout, step.now_ms)
+        case "promote":
+            moved = promoted(rollout, _seen(step, model, rollout), record.actor, step.now_ms)
+            if moved is not None and len(model.rollouts) == 1:  # it is to get all keys
+                after, said = moved
+        case "abort" | "undo":
+            if rollout.phase != "adopting":
+                after = ended(rollout, "aborted", f"Asked for by {actor}.", step.now_ms)
+                said = Said("rollout_aborted", f"Asked for by {actor}. No key goes to {rollout.version} any more.")
+    if after is None:
+        state = f"{rollout.phase}{', paused' if rollout.paused else ''}"
+        _ignored(step, record, f"It cannot be done now: the rollout of {rollout.version} is {state}.")
+        return
+    _become(step, model, rollout, after, said)
+
+
+def _ignored(step: Step, record: RolloutOrder, why: str) -> None:
+    step.decide("rollout_ignored", record.model, why, chosen={"order": record.order, "actor": record.actor})
+
+
+def _undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
+    """The version before the rollout that was completed last comes back, all at once, new before old."""
+    done = [one for one in model.rollout_history if one.ending == "completed" and one.version == model.version]
+    if not done or model.status == "deleting" or model.rollouts:
+        _ignored(step, record, f"Its version {model.version} did not come by a rollout that can be taken back now.")
+        return
+    last = done[-1]
+    take_over(step, model, accept(bytes(last.spec_before), step.settings.topics))
+    step.decide(
+        "rollout_undone",
+        model.model,
+        f"{record.actor or 'Somebody unnamed'} takes {last.rollout} back: version {last.version_before} replaces "
+        f"{last.version}, its replicas are placed beside those of {last.version}.",
+        chosen={"rollout": last.rollout, "version": last.version_before, "actor": record.actor},
+        do_nothing=f"Version {last.version} would stay.",
+    )
+
+
+# ---------------------------------------------------------------- what happens
+
+
+def variant_window(step: Step, record: VariantWindow) -> None:
+    """Statistics of one variant. Who reports them is not asked: they are counted once, by their end."""
+    model = step.state.models.get(record.model)
+    if model is None or not model.rollouts or not is_sane(record.stats):
+        step.ignore()
+        return
+    for variant, rollout in model.rollouts.items():
+        model.rollouts[variant] = add_window(rollout, record, step.now_ms)
+
+
+def follow_rollouts(step: Step) -> None:
+    """After every record, while anything is rolled out: let each rollout take what follows."""
+    for name in list(step.state.rolling):
+        model = step.state.models.get(name)
+        if model is not None:
+            for rollout in list(model.rollouts.values()):
+                _follow(step, model, rollout)
+        units = units_of(step.state, name)
+        for unit in units:
+            _follow_unit(step, model, unit)
+        if not units and (model is None or not model.rollouts):
+            del step.state.rolling[name]
+
+
+def _follow(step: Step, model: ModelState, rollout: RolloutState) -> None:
+    unit = unit_of(step.state, model.model, rollout.variant)
+    if unit is not None and rollout.phase != "adopting":
+        wanted = _wanted(model, rollout)
+        if unit.status == "accepted" and unit.replicas_wanted < wanted:
+            unit.replicas_wanted = wanted
+            step.look_at(unit)
+    after, said = advance(rollout, _seen(step, model, rollout), step.now_ms)
+    if after is not rollout:
+        _become(step, model, rollout, after, said)
+
+
+def _seen(step: Step, model: ModelState, rollout: RolloutState) -> Seen:
+    unit = unit_of(step.state, model.model, rollout.variant)
+    if unit is None:
+        return Seen(ready=0, wanted=1, given_up=False, deleted=True)
+    state = step.state
+    ready = [r for r in unit.present() if r.state == "ready" and state.takes_work(r.worker, r.incarnation)]
+    message = unit.message
+    return Seen(
+        ready=len(ready) if unit.topic_ready else 0,
+        wanted=min(unit.replicas_wanted, _wanted(model, rollout)),
+        given_up=unit.failures > RETRIES_MAX,
+        golden=message if unit.failures and f" {GOLDEN}: " in message else "",
+        failure=message,
+        deleted=model.status == "deleting",
+        adopted=serves_alone(model, rollout.version) and model.routed_generation == model.generation,
+    )
+
+
+def _become(step: Step, model: ModelState, before: RolloutState, after: RolloutState, said: Said | None) -> None:
+    """Make `after` true: the shares, the units, the record of why."""
+    if after.phase == "ended":
+        _end(step, model, before, after)
+    else:
+        ranges = resized(before.ranges, after.share, ranges_of(model, without=before.variant))
+        after = model.rollouts[before.variant] = structs.replace(after, ranges=ranges)
+        if after.phase == "adopting" and before.phase != "adopting":
+            take_over(step, model, accept(bytes(after.spec), step.settings.topics))
+    if said is not None:
+        step.decide(said.kind, model.model, said.reason, chosen=_numbers(before, after), do_nothing=said.do_nothing)
+        step.touch("instances", model.model)
+    step.look_at(model)
+
+
+def _end(step: Step, model: ModelState, before: RolloutState, after: RolloutState) -> None:
+    del model.rollouts[before.variant]
+    # Of its statistics the numbers of the gates are kept, not the sketches.
+    kept = structs.replace(after, new=VariantStats(), old=VariantStats(), step=before.step)
+    model.rollout_history = (*model.rollout_history, kept)[-ROLLOUTS_KEPT:]
+    unit = unit_of(step.state, model.model, before.variant)
+    if unit is not None:
+        end_unit(step, unit, had_traffic=before.phase != "loading")
+
+
+def _follow_unit(step: Step, model: ModelState | None, unit: ModelState) -> None:
+    """A unit whose own version is given up while requests wait in its topic gets the stable version to work it off."""
+    if unit.status == "accepted":
+        if model is None or not any(unit_of(step.state, model.model, name) is unit for name in model.rollouts):
+            end_unit(step, unit, had_traffic=True)
+    elif model is not None and unit.failures > RETRIES_MAX and unit.version != model.version:
+        rescue_unit(step, unit, accept(bytes(model.spec), step.settings.topics))
+
+
+def _numbers(before: RolloutState, after: RolloutState) -> dict[str, str | int]:
+    chosen: dict[str, str | int] = {
+        "rollout": before.rollout,
+        "variant": before.variant,
+        "version": before.version,
+        "phase": after.ending or after.phase,
+        "share_before": before.share,
+        "share": after.share,
+        "samples": before.new.samples,
+        "stable_samples": before.old.samples,
+        "windows": before.windows,
+    }
+    return chosen | {f"gate {gate.gate}": f"{gate.verdict}: {gate}" for gate in before.gates}

@@ -1,0 +1,149 @@
+"""Failures as chains of decisions: what broke, what the scheduler did about it, and who answered first there. Pure.
+
+A decision follows from another when it names, as a fact, the record that caused the other; so a chain is found by the
+offsets of sie.cluster alone, in one pass over sie.decisions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, structs
+
+from sie_stream.decisions import Decision
+from sie_stream.records import Result
+
+ROOTS = (
+    "worker_lost",
+    "worker_replaced",
+    "device_lost",
+    "engine_lost",
+    "replica_failed",
+    "scheduler_elected",
+    "record_refused",
+)
+"""Kinds of decisions with which a failure begins."""
+CONTEXT = frozenset({"ApplyModel", "WorkerJoined", "WorkerHeartbeat"})
+"""Kinds of facts that only say what something is about; they link nothing."""
+CHAIN_MAX = 1_000
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class Taken(Struct, frozen=True):
+    """Partitions of one model that a worker was given because of a failure."""
+
+    model: str
+    worker: str
+    partitions: frozenset[int]
+    decision: str
+    at_ms: int
+
+
+class Answer(Struct, frozen=True):
+    """The first result of such partitions by their new owner."""
+
+    taken: Taken
+    request_id: str
+    finished_at_ms: int
+    record: str
+    """TOPIC/PARTITION@OFFSET."""
+
+
+class Failure(Struct, frozen=True):
+    root: Decision
+    chain: tuple[Decision, ...]
+    """What followed from it, oldest first, without the root."""
+    answers: tuple[Answer, ...] = ()
+
+    def after_ms(self, kind: str) -> int | None:
+        """From the root to the first decision of that kind; None: there is none."""
+        found = next((one for one in self.chain if one.kind == kind), None)
+        return None if found is None else found.at_ms - self.root.at_ms
+
+    @property
+    def first_answer_ms(self) -> int | None:
+        if not self.answers:
+            return None
+        return max(0, min(answer.finished_at_ms for answer in self.answers) - self.root.at_ms)
+
+
+def chain_of(decisions: Sequence[Decision], root: Decision) -> tuple[Decision, ...]:
+    """What followed from `root`, in the order of the log. At most CHAIN_MAX."""
+    reached = {root.cause_offset}
+    chain: list[Decision] = []
+    for decision in decisions:
+        if decision.cause_offset < root.cause_offset or decision.decision == root.decision:
+            continue
+        causes = (fact.offset for fact in decision.facts[1:] if fact.kind not in CONTEXT)
+        if decision.cause_offset in reached or any(offset in reached for offset in causes):
+            reached.add(decision.cause_offset)
+            chain.append(decision)
+            if len(chain) == CHAIN_MAX:
+                break
+    return tuple(chain)
+
+
+def failures_of(decisions: Sequence[Decision]) -> list[Failure]:
+    """One for each failure that does not follow from an earlier one, oldest first."""
+    ordered = sorted(decisions, key=lambda one: one.cause_offset)
+    told: set[str] = set()
+    found: list[Failure] = []
+    for root in ordered:
+        if root.kind in ROOTS and root.decision not in told and not _is_first_leader(root):
+            chain = chain_of(ordered, root)
+            told.update(decision.decision for decision in chain)
+            found.append(Failure(root, chain))
+    return found
+
+
+def _is_first_leader(root: Decision) -> bool:
+    """The election that begins an installation follows no failure."""
+    return root.kind == "scheduler_elected" and root.chosen.get("before") == "nobody"
+
+
+def taken_by(failure: Failure) -> list[Taken]:
+    """Which partitions went to whom because of it."""
+    return [
+        Taken(
+            move.model,
+            move.target,
+            frozenset(int(number) for number in _NUMBER.findall(move.what)),
+            decision.decision,
+            decision.at_ms,
+        )
+        for decision in failure.chain
+        if decision.kind == "partitions_assigned"
+        for move in decision.moves
+        if move.target
+    ]
+
+
+class AnswerSearch:
+    """Looks through results for the first one of each `Taken`."""
+
+    def __init__(self, failures: Iterable[Failure]) -> None:
+        self._open: dict[tuple[str, str], list[Taken]] = {}
+        self._found: dict[Taken, Answer] = {}
+        for failure in failures:
+            for taken in taken_by(failure):
+                self._open.setdefault((taken.model, taken.worker), []).append(taken)
+
+    @property
+    def since_ms(self) -> int | None:
+        """No earlier result is looked for; None: nothing is."""
+        return min((taken.at_ms for wanted in self._open.values() for taken in wanted), default=None)
+
+    def saw(self, result: Result, place: str) -> None:
+        """Results of one partition in their order; partitions in any."""
+        source = result.provenance
+        for taken in self._open.get((result.model, source.worker), ()):
+            if source.work_partition not in taken.partitions or result.finished_at < taken.at_ms:
+                continue
+            before = self._found.get(taken)
+            if before is None or result.finished_at < before.finished_at_ms:
+                self._found[taken] = Answer(taken, result.request_id, result.finished_at, place)
+
+    def added_to(self, failure: Failure) -> Failure:
+        answers = tuple(self._found[taken] for taken in taken_by(failure) if taken in self._found)
+        return structs.replace(failure, answers=answers)

@@ -1,0 +1,341 @@
+"""`sie-stream rollout`: a new version takes over by steps, is watched, stopped and taken back."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+from msgspec import Raw
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from scheduler.machine import SchedulerMachine
+from scheduler.rollout import FULL, RolloutState
+from scheduler.snapshots import newest_snapshot
+from scheduler.state import ClusterState, ModelState
+from schemas.codec import decode_cluster
+from schemas.wire import CodecError
+from sie_stream.cli.ask import ask, of_kind
+from sie_stream.cli.declare import load_specs, with_absolute_source
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.cli.since import shown_time
+from sie_stream.cli.workers import cluster_state
+from sie_stream.commands import RolloutOrder, StartRollout
+from sie_stream.decisions import Decision
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.tables import read_to_end
+from sie_stream.errors import ConfigError, Retriable, did_you_mean
+from sie_stream.ids import TopicPartition, variant_unit
+from sie_stream.sketch import quantile
+from sie_stream.spec import to_json
+
+app = typer.Typer(
+    help="Roll a new version out by steps: start, watch, pause, promote, abort, take back.", no_args_is_help=True
+)
+
+ANSWER_S = 15.0
+FOLLOW_MS = 250
+STARTED = frozenset({"rollout_started", "model_rejected"})
+COLUMNS = [
+    *("model", "variant", "version", "phase", "step", "share", "replicas", "held_s", "samples", "p99_ms"),
+    *("errors", "gates", "note"),
+]
+HISTORY = ["model", "rollout", "version", "from", "ended", "ending", "why"]
+
+ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
+VariantOption = Annotated[str, typer.Option("--variant", "-v", help="Which variant, where there are several.")]
+Order = Literal["pause", "resume", "promote", "abort", "undo"]
+
+
+@app.command()
+def start(
+    file: Annotated[Path, typer.Option("--file", "-f", help="Declaration of the new version (YAML or JSON).")],
+    variant: Annotated[str, typer.Option("--variant", "-v", help="Its name among the variants.")] = "canary",
+    share: Annotated[
+        float, typer.Option(help="Fixed percent of the keys, to compare (a/b/n) and not to promote; 0: by steps.")
+    ] = 0.0,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Roll a version out, by its declared steps or by 10, 20, 50, 100 %; exit code 1 if it is refused.
+
+    \b
+    Examples:
+      sie-stream rollout start -f churn-v2.yaml
+      sie-stream rollout start -f churn-v3.yaml --variant b --share 20
+    """
+    if not 0 <= share <= 100:
+        raise ConfigError(f"--share {share:g}: allowed is 0 to 100 percent")
+    specs = load_specs(file)
+    if len(specs) != 1:
+        raise ConfigError(f"--file {file}: {len(specs)} declarations; a rollout starts one version")
+    spec = with_absolute_source(*specs[0])
+    connection = Connection.open(bootstrap_servers)
+    command = StartRollout(Raw(to_json(spec)), variant, round(share * FULL / 100), getpass.getuser())
+    _tell(ask(connection, [command], [spec.name], of_kind(STARTED), ANSWER_S)[0], output, "model_rejected")
+
+
+@app.command()
+def status(
+    model: Annotated[str, typer.Argument(help="Only this model; default: all that roll something out.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="A live table until Ctrl-C.")] = False,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """What is rolled out now: step, share, samples, gates, and why it waits.
+
+    \b
+    Examples:
+      sie-stream rollout status
+      sie-stream rollout status churn-eu --follow
+    """
+    connection = Connection.open(bootstrap_servers)
+    if not follow:
+        state = cluster_state(connection)
+        _known(state, model)
+        show_rows(status_rows(state, model), COLUMNS, output, empty="no rollout is under way")
+        return
+    if output is OutputFormat.JSON:
+        for state in followed(connection):
+            typer.echo(json.dumps(status_rows(state, model)))
+        return
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        for state in followed(connection):
+            live.update(_picture(state, model), refresh=True)
+
+
+@app.command()
+def pause(
+    model: ModelArgument,
+    variant: VariantOption = "canary",
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Stay at the present share; gates are still watched, and a breach still takes it back.
+
+    \b
+    Examples:
+      sie-stream rollout pause churn-eu
+    """
+    _order(RolloutOrder(model, "pause", variant, getpass.getuser()), bootstrap_servers, output)
+
+
+@app.command()
+def resume(
+    model: ModelArgument,
+    variant: VariantOption = "canary",
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Go on; the present step counts anew.
+
+    \b
+    Examples:
+      sie-stream rollout resume churn-eu
+    """
+    _order(RolloutOrder(model, "resume", variant, getpass.getuser()), bootstrap_servers, output)
+
+
+@app.command()
+def promote(
+    model: ModelArgument,
+    variant: VariantOption = "canary",
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """All keys at once, whatever the gates say; then the model takes the version over.
+
+    \b
+    Examples:
+      sie-stream rollout promote churn-eu
+    """
+    _order(RolloutOrder(model, "promote", variant, getpass.getuser()), bootstrap_servers, output)
+
+
+@app.command()
+def abort(
+    model: ModelArgument,
+    variant: VariantOption = "canary",
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """No key goes to the new version any more; what it has already is worked off.
+
+    \b
+    Examples:
+      sie-stream rollout abort churn-eu
+    """
+    _order(RolloutOrder(model, "abort", variant, getpass.getuser()), bootstrap_servers, output)
+
+
+@app.command()
+def undo(
+    model: ModelArgument,
+    variant: VariantOption = "canary",
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Back to the version before: aborts what is under way, or replaces what was completed last.
+
+    \b
+    Examples:
+      sie-stream rollout undo churn-eu
+    """
+    _order(RolloutOrder(model, "undo", variant, getpass.getuser()), bootstrap_servers, output)
+
+
+@app.command()
+def history(
+    model: Annotated[str, typer.Argument(help="Only this model; default: all.")] = "",
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Rollouts that ended, and why, with the numbers of their gates in JSON.
+
+    \b
+    Examples:
+      sie-stream rollout history churn-eu
+      sie-stream rollout history -o json
+    """
+    state = cluster_state(Connection.open(bootstrap_servers))
+    _known(state, model)
+    show_rows(history_rows(state, model), HISTORY, output, empty="no rollout has ended")
+
+
+ANSWERS: dict[Order, frozenset[str]] = {
+    "pause": frozenset({"rollout_paused"}),
+    "resume": frozenset({"rollout_resumed"}),
+    "promote": frozenset({"rollout_step", "rollout_adopting"}),
+    "abort": frozenset({"rollout_aborted"}),
+    "undo": frozenset({"rollout_undone", "rollout_aborted"}),
+}
+IGNORED = "rollout_ignored"
+
+
+def _order(order: RolloutOrder, bootstrap_servers: str | None, output: OutputFormat) -> None:
+    connection = Connection.open(bootstrap_servers)
+    answers = of_kind(ANSWERS[order.order] | {IGNORED})
+    _tell(ask(connection, [order], [order.model], answers, ANSWER_S)[0], output, IGNORED)
+
+
+def _tell(decision: Decision, output: OutputFormat, refusal: str) -> None:
+    if output is OutputFormat.JSON:
+        show_json(msgspec.to_builtins(decision))
+    else:
+        console.print(f"{decision.subject}: {decision.reason}", highlight=False, markup=False)
+        for line in decision.rejected:
+            console.print(f"    {line}", highlight=False, markup=False)
+    if decision.kind == refusal:
+        raise typer.Exit(1)
+
+
+def _known(state: ClusterState, model: str) -> None:
+    if model and model not in state.models:
+        raise ConfigError(f"no model {model!r} is declared.{did_you_mean(model, state.models)}")
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def status_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
+    """One row for each rollout under way."""
+    return [
+        _row(state, found, rollout)
+        for name, found in sorted(state.models.items())
+        if model in ("", name)
+        for rollout in found.rollouts.values()
+    ]
+
+
+def _row(state: ClusterState, model: ModelState, rollout: RolloutState) -> dict[str, Any]:
+    unit = state.models.get(variant_unit(model.model, rollout.variant))
+    ready = sum(replica.state == "ready" for replica in unit.replicas) if unit else 0
+    p99, stable_p99 = quantile(rollout.new.latency, 0.99), quantile(rollout.old.latency, 0.99)
+    waits = [] if unit is None else [unit.message]
+    return {
+        "model": model.model,
+        "rollout": rollout.rollout,
+        "variant": rollout.variant,
+        "version": f"{rollout.version_before} -> {rollout.version}",
+        "phase": f"{rollout.phase}, paused by {rollout.paused}" if rollout.paused else rollout.phase,
+        "step": f"{rollout.step + 1}/{len(rollout.plan.steps)}",
+        "share": f"{rollout.share * 100 / FULL:g} %",
+        "replicas": f"{ready}/{unit.replicas_wanted if unit else 0}",
+        "held_s": round((state.now_ms - rollout.since_ms) / 1_000, 1),
+        "samples": f"{rollout.new.samples}/{rollout.plan.samples_min}",
+        "p99_ms": f"{p99:.1f} (stable {stable_p99:.1f})" if p99 is not None and stable_p99 is not None else None,
+        "errors": rollout.new.failed + rollout.new.expired,
+        "gates": [f"{gate.gate} {gate.verdict}" for gate in rollout.gates if gate.verdict != "pass"]
+        or ([f"{len(rollout.gates)} pass"] if rollout.gates else []),
+        "note": rollout.holding or " ".join(filter(None, waits)),
+        "gate_results": [msgspec.to_builtins(gate) for gate in rollout.gates],
+        "route_held": model.route_wait is None,
+    }
+
+
+def history_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
+    """Rollouts that ended, oldest first."""
+    return [
+        {
+            "model": name,
+            "rollout": rollout.rollout,
+            "variant": rollout.variant,
+            "version": rollout.version,
+            "from": rollout.version_before,
+            "started": shown_time(rollout.started_ms),
+            "ended": shown_time(rollout.ended_ms),
+            "ending": rollout.ending,
+            "why": rollout.why,
+            "actor": rollout.actor,
+            "gate_results": [msgspec.to_builtins(gate) for gate in rollout.gates],
+        }
+        for name, found in sorted(state.models.items())
+        if model in ("", name)
+        for rollout in found.rollout_history
+    ]
+
+
+def _picture(state: ClusterState, model: str) -> Group:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column.upper().replace("_", " "), overflow="fold")
+    rows = status_rows(state, model)
+    for row in rows:
+        cells = [row[column] for column in COLUMNS]
+        table.add_row(
+            *[", ".join(cell) if isinstance(cell, list) else "-" if cell is None else str(cell) for cell in cells]
+        )
+    last = history_rows(state, model)[-3:]
+    lines = [f"{row['ended']}  {row['model']}  {row['version']}  {row['ending']}: {row['why']}" for row in last]
+    return Group(table if rows else Text("no rollout is under way"), *[Text(line, style="dim") for line in lines])
+
+
+def followed(connection: Connection) -> Iterator[ClusterState]:
+    """The state of the control plane, each time something was added to its log."""
+    topics = connection.settings.topics
+    reader = connection.reader()
+    try:
+        machine = SchedulerMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
+        reader.assign({TopicPartition(topics.cluster, 0): machine.state.next_offset})
+        while True:
+            try:
+                records = reader.poll(5_000, FOLLOW_MS)
+            except Retriable:
+                continue  # passing trouble of Kafka
+            for record in records:
+                try:
+                    fact = decode_cluster(record.value or b"")
+                except CodecError:
+                    continue  # the scheduler skips it too, and says so in its log
+                machine.step(record.offset, record.timestamp_ms, fact)
+            if records:
+                yield machine.state
+    finally:
+        reader.close()

@@ -1,0 +1,107 @@
+"""One failure of each kind for real: what followed is on the log as a chain, in order, down to the first answer."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sie_stream.auditing.failures import Failure, failures_of
+from sie_stream.cli.cluster import Layout
+from sie_stream.cli.decisions import logged
+from sie_stream.cli.failures import lines, with_answers
+from sie_stream.cli.workers import worker_rows
+from tests.chaos.engine_room import EngineRoom, engine_room
+from tests.chaos.test_two_schedulers import await_another, leader, leading_process
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+MODELS_DIR = Path(".models")
+STEP_S = 60.0
+SOME = 60
+
+
+def engine_pids(worker_pid: int) -> list[int]:
+    children = psutil.Process(worker_pid).children()
+    return [child.pid for child in children if "gpu_worker.edge.engine_process" in child.cmdline()]
+
+
+def found(room: EngineRoom) -> list[Failure]:
+    topics = room.cluster.connection.settings.topics
+    reader = room.cluster.connection.reader()
+    try:
+        decisions = [entry.decision for entry in logged(reader, topics.decisions, 0, follow=False)]
+        return with_answers(reader, topics, failures_of(decisions))
+    finally:
+        reader.close()
+
+
+def await_failure(room: EngineRoom, kind: str, subject: str, ended: Callable[[Failure], bool]) -> Failure:
+    """The newest failure of that kind, once its chain has got so far."""
+    newest: list[Failure] = []
+
+    def looked() -> bool:
+        newest[:] = [one for one in found(room) if one.root.kind == kind and one.root.subject.startswith(subject)][-1:]
+        return bool(newest) and ended(newest[0])
+
+    room.watch_until(looked, f"the chain of {kind} {subject}", STEP_S)
+    sys.stdout.write("\n".join(lines(newest[0])) + "\n")
+    return newest[0]
+
+
+def state_of(room: EngineRoom, name: str) -> str:
+    return next((row["state"] for row in worker_rows(room.cluster.connection) if row["worker"] == name), "")
+
+
+def test_each_failure_is_a_chain_from_its_cause_to_the_first_answer(tmp_path: Path) -> None:
+    with engine_room(tmp_path, MODELS_DIR, "chain", Layout(workers=2, schedulers=2)) as room:
+        room.await_progress(SOME, STEP_S)
+        psutil.Process(engine_pids(room.pid("worker-0"))[0]).kill()
+        engine = await_failure(room, "engine_lost", "worker-0", lambda one: one.after_ms("engine_back") is not None)
+        assert "SIGKILL" in engine.root.reason
+        assert engine.root.moves, "the engine served something"
+
+        room.signal("worker-0", signal.SIGKILL)
+        killed = await_failure(room, "worker_lost", "worker-0", lambda one: one.first_answer_ms is not None)
+        assert "saw the process end" in killed.root.reason
+        assert_in_order(killed)
+        room.watch_until(lambda: state_of(room, "worker-0") == "live", "worker-0 to be back", STEP_S)
+        room.await_progress(SOME, STEP_S)
+
+        room.signal("worker-1", signal.SIGSTOP)
+        try:
+            paused = await_failure(room, "worker_lost", "worker-1", lambda one: one.first_answer_ms is not None)
+        finally:
+            room.signal("worker-1", signal.SIGCONT)
+        assert "no heartbeat" in paused.root.reason
+        assert_in_order(paused)
+        room.await_progress(SOME, STEP_S)
+
+        for blow in (signal.SIGKILL, signal.SIGSTOP):
+            name, before = leading_process(room), leader(room)
+            room.signal(name, blow)
+            try:
+                await_another(room, before)
+                elected = await_failure(room, "scheduler_elected", leader(room), lambda one: True)
+            finally:
+                if blow == signal.SIGSTOP:
+                    room.signal(name, signal.SIGCONT)
+            assert elected.root.chosen["before"] == before
+            assert elected.root.took_ms is not None
+        room.await_progress(SOME, STEP_S)
+        proof = room.prove_all(STEP_S)
+        assert (proof["lost"], proof["duplicates"], proof["statuses"]) == ([], [], {"ok": room.sent})
+
+
+def assert_in_order(failure: Failure) -> None:
+    """Fenced, then given away, then answered there."""
+    fenced = next(place for place, one in enumerate(failure.chain) if one.kind == "worker_fenced")
+    given = next(place for place, one in enumerate(failure.chain) if one.kind == "partitions_assigned")
+    assert fenced < given
+    fenced_ms, first_ms = failure.after_ms("worker_fenced"), failure.first_answer_ms
+    assert fenced_ms is not None
+    assert first_ms is not None
+    assert 0 <= fenced_ms <= first_ms

@@ -1,0 +1,185 @@
+"""A decoder inside the engine process's loop: requests come over the socket while others run."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_worker.backends.base import ContinuousModel, EngineInput, EngineOutput, LoadedModel
+from gpu_worker.backends.torch_backend import TorchBackend
+from gpu_worker.edge.engine_process import EngineProcess
+from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
+from gpu_worker.engine_messages import (
+    Answers,
+    Cancel,
+    FromEngine,
+    Load,
+    Loaded,
+    Raised,
+    Run,
+    Started,
+    Stepped,
+    ToEngine,
+    Unload,
+    decode_from_engine,
+    encode_message,
+)
+from sie_stream.control import ModelLaunch
+from sie_stream.edge.clock import SystemClock
+from tests.decoders.families import ask, save
+from tests.libraries.backends.launching import launch
+
+SLOT = 3
+
+
+class Engine:
+    """The host's end of the socket; the engine's loop runs in a thread."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._end = EngineSocket(ours)
+        ours.settimeout(60)
+        clock = SystemClock()
+        self._thread = Thread(target=self._serve, args=(EngineProcess(backend, EngineSocket(theirs), clock),))
+        self._thread.start()
+
+    def _serve(self, engine: EngineProcess) -> None:
+        with pytest.raises(PeerClosed):
+            engine.serve()
+
+    def tell(self, *messages: ToEngine) -> None:
+        for message in messages:
+            self._end.send(encode_message(message))
+
+    def hear(self) -> FromEngine:
+        """The next message that answers something."""
+        while isinstance(message := decode_from_engine(self._end.receive()), Stepped):
+            pass
+        return message
+
+    def load(self, folder: Path, **config: Any) -> Loaded:
+        settings = {"kind": "text_generation", "kv_mb": 4, "max_num_seqs": 4, **config}
+        self.tell(Load(SLOT, msgspec.json.encode(launch(folder, "torch", settings))))
+        loaded = self.hear()
+        assert isinstance(loaded, Loaded), loaded
+        return loaded
+
+    def close(self) -> None:
+        self._socket.close()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("talkative"), eos_token_id=None)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine(TorchBackend(SystemClock()))
+    assert isinstance(made.hear(), Started)
+    yield made
+    made.close()
+
+
+def run(batch_id: int, *items: EngineInput) -> Run:
+    return Run(batch_id, SLOT, list(items))
+
+
+def test_requests_join_those_that_run_and_are_answered_as_they_end(engine: Engine, talkative: Path) -> None:
+    assert engine.load(talkative).sequences_max == 4
+    engine.tell(run(1, ask("long", [5], max_tokens=150)))
+    engine.tell(run(2, ask("short", [5, 9], max_tokens=3)), run(3, ask("refused", [], max_tokens=1)))
+    heard = [engine.hear() for _ in range(3)]
+    assert all(isinstance(message, Answers) for message in heard)
+    by_batch = {message.batch_id: message for message in heard if isinstance(message, Answers)}
+    assert [message.batch_id for message in heard if isinstance(message, Answers)][-1] == 1
+    assert by_batch[1].outputs[0].completion_tokens == 150
+    assert by_batch[2].outputs[0].completion_tokens == 3
+    assert by_batch[3].outputs[0].error_code == "tokens_missing"
+    first_token_ms = by_batch[1].outputs[0].first_token_ms
+    assert first_token_ms is not None
+    assert 0 < first_token_ms < by_batch[1].inference_ms
+
+
+def test_a_batch_of_several_is_answered_in_its_order_when_all_have_ended(engine: Engine, talkative: Path) -> None:
+    engine.load(talkative)
+    items = [ask(str(n), [5, 9 + n], max_tokens=9 - n) for n in range(6)]
+    engine.tell(run(8, *items))
+    answers = engine.hear()
+    assert isinstance(answers, Answers)
+    assert [one.request_id for one in answers.outputs] == [item.request_id for item in items]
+    assert [one.completion_tokens for one in answers.outputs] == [9, 8, 7, 6, 5, 4]
+
+
+def test_a_cancelled_request_is_answered_at_once_and_unloading_waits_for_the_others(
+    engine: Engine, talkative: Path
+) -> None:
+    engine.load(talkative)
+    engine.tell(run(1, ask("a", [5], max_tokens=150)), run(2, ask("b", [7], max_tokens=20)), Cancel(1), Unload(SLOT))
+    heard = [engine.hear() for _ in range(2)]
+    codes = {message.batch_id: message.outputs[0].error_code for message in heard if isinstance(message, Answers)}
+    assert codes == {1: "cancelled", 2: None}
+    engine.tell(run(3, ask("c", [5])))
+    gone = engine.hear()
+    assert isinstance(gone, Raised)
+    assert "holds no model" in gone.message
+
+
+class Fragile:
+    """A decoder whose steps raise while a request called `bad` is in it. Implements ContinuousModel."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        assert isinstance(model, ContinuousModel)
+        self._model = model
+        self._broken = False
+        self.sequences_max = model.sequences_max
+        self.memory_bytes = model.memory_bytes
+        self.weights_digest = model.weights_digest
+        self.run = model.run
+        self.cancel = model.cancel
+
+    @property
+    def busy(self) -> bool:
+        return self._model.busy
+
+    def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
+        self._broken = self._broken or item.request_id == "bad"
+        return self._model.submit(ticket, item)
+
+    def step(self) -> list[tuple[int, EngineOutput]]:
+        if self._broken:
+            raise RuntimeError("the device is gone")
+        return self._model.step()
+
+    def reset(self) -> list[int]:
+        self._broken = False
+        return self._model.reset()
+
+
+class FragileBackend(TorchBackend):
+    def load(self, launch: ModelLaunch) -> LoadedModel:
+        return Fragile(super().load(launch))
+
+
+def test_an_exception_in_a_step_is_told_for_all_that_shared_it_and_the_model_serves_on(talkative: Path) -> None:
+    engine = Engine(FragileBackend(SystemClock()))
+    assert isinstance(engine.hear(), Started)
+    engine.load(talkative)
+    engine.tell(run(1, ask("a", [5], max_tokens=150)), run(2, ask("bad", [7], max_tokens=150)))
+    heard = [engine.hear() for _ in range(2)]
+    told = {(message.batch_id, message.shared) for message in heard if isinstance(message, Raised)}
+    assert told == {(1, 2), (2, 2)}
+    engine.tell(run(3, ask("c", [5], max_tokens=2)))
+    answer = engine.hear()
+    assert isinstance(answer, Answers)
+    assert answer.outputs[0].completion_tokens == 2
+    engine.close()

@@ -1,0 +1,112 @@
+"""A rollout on real Kafka with real processes: a good version goes all the way, a wrong one is taken back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sie_stream import Client, Request
+from sie_stream.edge.supervisor import RunState
+from tests.integration.test_a_day_with_the_cli import MODELS, Shell
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+MODEL = "wine-rf"
+ROLLOUT = {"steps": [20, 50, 100], "hold_ms": 2_000, "samples_min": 30, "gates": {"p99_ratio_max": 10.0}}
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    here = Shell(tmp_path_factory.mktemp("rollout"))
+    here.run("up", "--workers", "2", "--detach")
+    assert RunState.load(here.state_dir) is not None
+    try:
+        here.run("apply", "-f", str(MODELS / MODEL))
+        yield here
+    finally:
+        here.run("down")
+
+
+class Traffic:
+    """Requests with many keys, all the time, until it is told to stop."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.rows = [json.loads(line) for line in (MODELS / MODEL / "samples.jsonl").read_text().splitlines()]
+        self.variants: dict[str, int] = {}
+        self.statuses: dict[str, int] = {}
+        self._bootstrap = bootstrap
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        rows = itertools.cycle(self.rows)
+        with Client(self._bootstrap) as client:
+            while not self._stop.is_set():
+                sent = client.submit_many([Request(model=MODEL, inputs=next(rows)) for _ in range(40)])
+                for submission in sent:
+                    result = submission.result(60)
+                    self.statuses[result.status] = self.statuses.get(result.status, 0) + 1
+                    self.variants[result.variant] = self.variants.get(result.variant, 0) + 1
+
+
+def declaration(folder: Path, version: str, source: str = MODEL, **fields: Any) -> Path:
+    """The model's declaration with another version, perhaps with the weights of another model."""
+    spec = yaml.safe_load((MODELS / MODEL / "model-spec.yaml").read_text())
+    other = yaml.safe_load((MODELS / source / "model-spec.yaml").read_text())
+    spec |= {"version": version, "rollout": ROLLOUT, "backend": other["backend"], **fields}
+    spec["source"] = {**other["source"], "uri": str(MODELS / source)}
+    path = folder / f"{version}.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def ended(shell: Shell, version: str) -> Callable[[], bool]:
+    return lambda: any(row["version"] == version for row in shell.json("rollout", "history", MODEL))
+
+
+def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
+    with Traffic(shell.bootstrap) as traffic:
+        shell.run("apply", "-f", str(declaration(tmp_path, "2.0.0")))
+        [row] = shell.json("rollout", "status", MODEL)
+        assert row["version"] == "1.0.0 -> 2.0.0"
+        wait_until(ended(shell, "2.0.0"), "the good version to be stable", 90)
+        history = shell.json("rollout", "history", MODEL)
+        assert [one["ending"] for one in history] == ["completed"], history[-1]["why"]
+        assert shell.json("get", "models")[0]["version"] == "2.0.0"
+
+        golden = json.loads((MODELS / MODEL / "golden.jsonl").read_text().splitlines()[0])
+        golden["outputs"] = {"score": 0.123}
+        shell.run("apply", "-f", str(declaration(tmp_path, "3.0.0", golden=[golden])))
+        wait_until(ended(shell, "3.0.0"), "the version with wrong golden answers to be refused", 30)
+        assert "0.123" in shell.json("rollout", "history", MODEL)[-1]["why"]
+
+        narrower = shell.run(
+            "apply", "-f", str(declaration(tmp_path, "4.0.0", output_schema={"type": "object"})), code=1
+        )
+        assert "schema_incompatible" in narrower
+
+        shell.run("apply", "-f", str(declaration(tmp_path, "5.0.0", source="wine-knn")))
+        wait_until(ended(shell, "5.0.0"), "the version with other scores to be taken back", 60)
+        last = shell.json("rollout", "history", MODEL)[-1]
+        assert last["ending"] == "rolled_back"
+        assert "score" in last["why"]
+    assert set(traffic.statuses) == {"ok"}, traffic.statuses
+    assert set(traffic.variants) == {"stable", "canary"}
+    kinds = [one["kind"] for one in shell.json("decisions", "--model", MODEL)]
+    assert kinds.count("route_held") >= 4
+    shell.run("audit", "decisions")

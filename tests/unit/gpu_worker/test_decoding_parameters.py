@@ -1,0 +1,67 @@
+"""What a request may ask of a decoder, and stop texts in a growing answer."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.decoding.parameters import Sampling, sampling_of
+from gpu_worker.decoding.stops import look_for_stops
+
+
+def test_nothing_asked_is_greedy() -> None:
+    assert sampling_of(None) == sampling_of(b"{}") == Sampling()
+
+
+def test_one_stop_text_or_several() -> None:
+    assert sampling_of(b'{"stop":"END"}').stop_texts == ("END",)
+    assert sampling_of(b'{"stop":["END","\\n"]}').stop_texts == ("END", "\n")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        (b'{"temperature":3}', "temperature"),
+        (b'{"top_p":0}', "top_p"),
+        (b'{"min_p":1}', "min_p"),
+        (b'{"repetition_penalty":0}', "repetition_penalty"),
+        (b'{"presence_penalty":-3}', "presence_penalty"),
+        (b'{"logprobs":99}', "logprobs"),
+        (b'{"stop":[""]}', "stop"),
+        (b'{"best_of":2}', "best_of"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(parameters: bytes, named: str) -> None:
+    with pytest.raises(msgspec.DecodeError, match=named):
+        sampling_of(parameters)
+
+
+texts = st.text("ab\N{REPLACEMENT CHARACTER}", max_size=12)
+
+
+@given(texts, st.lists(st.text("ab", min_size=1, max_size=3), max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_however_an_answer_grows_it_ends_at_the_first_stop_text_and_nothing_shown_is_taken_back(
+    whole: str, stops: list[str]
+) -> None:
+    """Letter by letter. A stop text counts as soon as it is complete; nothing of it was shown before."""
+    shown, text = 0, ""
+    for letter in whole:
+        text += letter
+        look = look_for_stops(text, stops, shown)
+        assert look.shown >= shown
+        assert all(stop not in text[: look.shown] for stop in stops)
+        if look.stopped:
+            assert any(text.startswith(stop, look.shown) for stop in stops)
+            return
+        assert not any(stop in text for stop in stops)
+        held = text[look.shown :].rstrip("\N{REPLACEMENT CHARACTER}")
+        assert not held or any(stop.startswith(held) for stop in stops)
+        shown = look.shown
+
+
+def test_half_a_character_is_held_back() -> None:
+    assert look_for_stops("caf\N{REPLACEMENT CHARACTER}", ()) == (3, False)
+    assert look_for_stops("caf\N{LATIN SMALL LETTER E WITH ACUTE}", ()) == (4, False)

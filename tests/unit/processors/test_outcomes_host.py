@@ -1,0 +1,106 @@
+"""The statistics of results over the log in memory: nothing is read without need, and a restart breaks no window."""
+
+from __future__ import annotations
+
+import msgspec
+
+from processors.outcomes.host import OutcomesHost
+from processors.outcomes.windows import GRACE_MS, WINDOW_MS
+from processors.turns import Ports
+from schemas import codec
+from sie_stream.control import VariantRow
+from sie_stream.ports import TopicSpec
+from sie_stream.records import LogWrite
+from sie_stream.rollout_records import VariantWindow
+from sie_stream.settings import Settings
+from sie_stream.sim.log import SimLog
+from tests.unit.processors.kit import NAMES, route
+from tests.unit.processors.test_outcome_windows import result
+
+SPLIT = (
+    VariantRow("stable", "1", 9_000, ((0, 9_000),)),
+    VariantRow("canary", "2", 1_000, ((9_000, 10_000),), NAMES.work("churn.CANARY"), 1),
+)
+
+
+class World:
+    def __init__(self) -> None:
+        self.log = SimLog()
+        topics = (NAMES.results, NAMES.shadow, NAMES.routes, NAMES.cluster)
+        self.log.admin().ensure([TopicSpec(topic, 1, {}) for topic in topics])
+        self.writer = self.log.plain_writer()
+
+    def host(self, name: str = "outcomes-0") -> OutcomesHost:
+        ports = Ports(
+            make_reader=self.log.reader,
+            make_group_reader=lambda group: self.log.group_reader(group, name),
+            writer=self.log.transactional_writer(f"sie.{name}"),
+            clock=self.log.clock,
+            make_plain_writer=self.log.plain_writer,
+        )
+        host = OutcomesHost(Settings(), ports, name)
+        host.start()
+        return host
+
+    def publish(self, *variants: VariantRow) -> None:
+        row = route("churn", variants=variants)
+        self.writer.write([LogWrite(NAMES.routes, codec.encode_row(row), b"churn")])
+
+    def answer(self, count: int, score: float = 0.5) -> None:
+        value = codec.encode_result(result(outputs={"score": score}))
+        self.writer.write([LogWrite(NAMES.results, value, b"k")] * count)
+
+    def run(self, host: OutcomesHost, ms: int) -> None:
+        for _ in range(ms // 100):
+            host.turn()
+            self.log.clock.advance(100)
+
+    def windows(self) -> list[VariantWindow]:
+        return [
+            fact
+            for one in self.log.visible(NAMES.cluster)
+            if isinstance(fact := codec.decode_cluster(one.value), VariantWindow)
+        ]
+
+
+def test_nothing_is_counted_while_there_is_one_variant() -> None:
+    world = World()
+    world.publish(SPLIT[0])
+    host = world.host()
+    world.answer(5)
+    world.run(host, 2 * WINDOW_MS + GRACE_MS)
+    assert world.windows() == []
+
+
+def test_windows_are_reported_while_a_version_is_rolled_out_and_not_after() -> None:
+    world = World()
+    host = world.host()
+    world.publish(*SPLIT)
+    world.run(host, 200)
+    world.answer(7)
+    world.run(host, WINDOW_MS + GRACE_MS + 200)
+    [window] = world.windows()
+    assert (window.model, window.variant, window.version, window.stats.ok) == ("churn", "canary", "2", 7)
+    assert window.complete
+    world.publish(SPLIT[0])
+    world.answer(7)
+    world.run(host, 2 * WINDOW_MS + GRACE_MS)
+    assert len(world.windows()) == 1
+
+
+def test_a_restart_in_the_middle_of_a_window_repeats_it_whole() -> None:
+    world = World()
+    world.publish(*SPLIT)
+    first = world.host()
+    world.run(first, 100)
+    world.answer(3)
+    world.run(first, 500)
+    second = world.host("outcomes-1")
+    world.answer(4)
+    world.run(second, WINDOW_MS + GRACE_MS + 200)
+    world.run(first, 200)
+    told = world.windows()
+    assert [window.stats.ok for window in told] == [7, 7]
+    assert all(window.complete for window in told)
+    plain = [msgspec.structs.replace(window, reporter="") for window in told]
+    assert plain[0] == plain[1], "the scheduler counts a window once, by its end"

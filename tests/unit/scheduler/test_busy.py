@@ -1,0 +1,54 @@
+"""How busy replicas keep a device: from arrivals and declared baselines, and what placement makes of it."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from scheduler.busy import ASSUMED, MOST, Busy, load_percent, noticed
+from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, Resident, place
+
+GIB = 1 << 30
+
+
+def seen(per_s: int, busy_ms: int, windows: int = 20) -> Busy:
+    busy = Busy()
+    for _ in range(windows):
+        busy = noticed(busy, 5_000, 5 * per_s, 5 * per_s, busy_ms)
+    return busy
+
+
+def test_a_share_is_arrivals_times_the_declared_device_time() -> None:
+    busy = seen(100, busy_ms=4_000)
+    assert load_percent(busy, 5_000, "torch", 1) == 50
+    assert load_percent(busy, 5_000, "torch", 2) == 25
+    assert load_percent(busy, 50_000, "torch", 1) == MOST
+
+
+def test_without_a_declaration_what_was_observed_counts() -> None:
+    assert load_percent(seen(100, busy_ms=2_000), 0, "torch", 1) == 40
+
+
+def test_what_had_nothing_to_do_yet_is_assumed_by_its_backend() -> None:
+    assert noticed(Busy(), 5_000, 0, 0, 0) == Busy()
+    assert load_percent(Busy(), 5_000, "sglang", 3) == ASSUMED["sglang"]
+    assert load_percent(Busy(), 5_000, "sklearn", 3) == 0
+
+
+def test_a_load_is_believed_sooner_when_it_comes_than_when_it_goes() -> None:
+    low, high = seen(10, 0), seen(100, 0)
+    up, down = (noticed(busy, 5_000, 5 * rate, 0, 0).per_s for busy, rate in ((low, 100), (high, 10)))
+    assert up - low.per_s > high.per_s - down
+
+
+def test_busy_replicas_do_not_share_a_device_while_another_is_free() -> None:
+    devices = tuple(
+        DeviceOffer(f"w{n}", "a", "cuda:0", "cuda", 80 * GIB, 0, ("sglang",), host=f"h{n}") for n in range(3)
+    )
+    wish = ReplicaWish("llm", 1, 1, "sglang", 30 * GIB, load_percent=60)
+    other = structs.replace(wish, model="other")
+    problem = PlacementProblem(devices, (other,), (Resident(wish, "w0", "cuda:0"),), "binpack")
+    (apart,) = place(problem).chosen
+    assert apart.worker != "w0"
+    calm = structs.replace(problem, wishes=(structs.replace(other, load_percent=10),))
+    (beside,) = place(calm).chosen
+    assert beside.worker == "w0"

@@ -1,0 +1,284 @@
+"""Rollouts through the whole fold: each path from the declaration to its end, as a history of records."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from scheduler.state import from_bytes, to_bytes
+from sie_stream.commands import RolloutOrder, StartRollout
+from sie_stream.control import (
+    ApplyModel,
+    DeleteModel,
+    EnsureTopic,
+    ReplicaFailed,
+    TopicEnsured,
+)
+from sie_stream.rollout_records import RoutesHeld, VariantStats, VariantWindow
+from sie_stream.routing import SHARES, choose_variant
+from tests.unit.scheduler.kit import decisions, kinds, spec_json
+from tests.unit.scheduler.rolling import ALIVE, UNIT, WINDOW_MS, Rolling, answered
+
+
+def test_good_version_goes_through_all_steps() -> None:
+    cluster = Rolling()
+    assert "rollout_started" in cluster.roll()
+    assert cluster.shares() == {"stable": SHARES}, "no traffic before it is ready"
+    cluster.make_ready(UNIT)
+    seen = [cluster.shares()]
+    for _ in range(40):
+        cluster.windows()
+        if cluster.shares() != seen[-1]:
+            seen.append(cluster.shares())
+        cluster.make_ready(UNIT)
+        if not cluster.model().rollouts or cluster.model().rollouts["canary"].phase == "adopting":
+            break
+    assert [found.get("canary") for found in seen] == [1_000, 2_000, 5_000, 10_000]
+    assert [found["stable"] for found in seen] == [9_000, 8_000, 5_000, 0]
+    cluster.make_ready()
+    cluster.wait(500, ALIVE)
+    assert cluster.shares() == {"stable": SHARES}
+    assert cluster.route.variants[0].version == cluster.model().version == "2.0.0"
+    assert cluster.model().rollout_history[-1].ending == "completed"
+    assert cluster.rollout_decisions() == [
+        "rollout_started", *["rollout_step"] * 4, "rollout_adopting", "rollout_completed",
+    ]  # fmt: skip
+    cluster.wait(6_000, ALIVE)
+    cluster.drain_unit(UNIT)
+    assert UNIT not in cluster.machine.state.models
+    cluster.wait(500, ALIVE)
+    assert cluster.machine.state.rolling == {}
+
+
+def test_keys_move_once_and_only_to_the_new_version() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    keys = [b"key%d" % number for number in range(2_000)]
+    before: dict[bytes, str] = dict.fromkeys(keys, "stable")
+    for _ in range(30):
+        now = {key: choose_variant(cluster.route.variants, key, b"churn").variant for key in keys}
+        moved = [key for key in keys if now[key] != before[key]]
+        assert all(now[key] == "canary" for key in moved)
+        before = now
+        if set(now.values()) == {"canary"}:
+            return
+        cluster.windows()
+        cluster.make_ready(UNIT)
+    raise AssertionError("it never got all keys")
+
+
+@pytest.mark.parametrize(
+    ("stats", "gate"),
+    [
+        (answered(80, failed=20), "error_rate"),
+        (answered(200, score=0.7), "ks:score"),
+        (answered(200, ms=80.0), "p99_vs_stable_ms"),
+        (answered(199, failed=1, violations=1), "schema_violations"),
+    ],
+)
+def test_a_breach_takes_the_weight_away_in_the_step_of_its_verdict(stats: VariantStats, gate: str) -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    assert cluster.shares()["canary"] == 1_000
+    kinds_seen = cluster.windows(new=stats)
+    assert "rollout_rolled_back" in kinds_seen
+    assert cluster.shares() == {"stable": SHARES}
+    assert cluster.route.variants[0].version == "1.0.0"
+    decision = next(one for one in decisions(cluster.commands) if one.kind == "rollout_rolled_back")
+    assert gate in decision.reason
+    assert str(decision.chosen[f"gate {gate}"]).startswith("breach")
+    assert decision.at_ms == cluster.now_ms, "nothing waits between the verdict and the rollback"
+    assert cluster.model().version == "1.0.0"
+    cluster.wait(6_000, ALIVE)
+    cluster.drain_unit(UNIT)
+    assert UNIT not in cluster.machine.state.models
+
+
+def test_loss_of_statistics_holds_and_never_promotes() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.wait(120_000, ALIVE)
+    assert cluster.shares()["canary"] == 1_000
+    assert cluster.rollout_decisions() == ["rollout_started", "rollout_step", "rollout_held"], "said once"
+    said = cluster.windows(1)
+    assert "rollout_goes_on" in said
+    assert cluster.shares()["canary"] == 1_000
+    cluster.windows(1)
+    assert cluster.shares()["canary"] == 2_000
+
+
+def test_broken_and_repeated_windows_count_nothing() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    start_ms = cluster.now_ms
+    cluster.wait(WINDOW_MS, ALIVE)
+    bad = answered(10, failed=90)
+    broken = VariantWindow("churn", "canary", "2.0.0", start_ms, cluster.now_ms, False, bad)
+    cluster.append(broken)
+    assert cluster.model().rollouts["canary"].broken_windows == 1
+    assert cluster.shares()["canary"] == 1_000
+    good = VariantWindow("churn", "canary", "2.0.0", start_ms, cluster.now_ms, True, answered(50))
+    cluster.append(good)
+    cluster.append(good)
+    assert cluster.model().rollouts["canary"].new.samples == 50
+
+
+def test_breaking_schema_is_refused_with_every_break() -> None:
+    cluster = Rolling()
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 5}, "x": {"type": "number"}}}
+    said = cluster.roll(input_schema={**schema, "required": ["x"]})
+    assert said == ["model_rejected"]
+    decision = decisions(cluster.commands)[-1]
+    assert decision.chosen["code"] == "schema_incompatible"
+    assert len(decision.rejected) == 2
+    assert "input.age: its range changed" in decision.rejected[0]
+    assert UNIT not in cluster.machine.state.models
+
+
+def test_wrong_golden_answer_refuses_before_any_traffic() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    [replica] = cluster.model(UNIT).replicas
+    cluster.append(
+        ReplicaFailed("w0" if replica.worker == "w0" else "w1", "i0", UNIT, "2.0.0", replica.placement_epoch,
+                      "golden_mismatch", "golden[0]: score: 0.4 instead of 0.2")
+    )  # fmt: skip
+    assert cluster.rollout_decisions() == ["rollout_started", "rollout_refused"]
+    assert cluster.model().rollout_history[-1].ending == "refused"
+    assert "0.4 instead of 0.2" in cluster.model().rollout_history[-1].why
+    cluster.wait(6_000, ALIVE)
+    assert UNIT not in cluster.machine.state.models
+    assert cluster.shares() == {"stable": SHARES}
+
+
+def test_pause_resume_promote_and_undo() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "pause"))
+    cluster.windows(5)
+    assert cluster.shares()["canary"] == 1_000
+    cluster.append(RolloutOrder("churn", "resume"))
+    cluster.append(RolloutOrder("churn", "promote", actor="ada"))
+    assert cluster.shares()["canary"] == SHARES
+    cluster.make_ready()
+    cluster.wait(500, ALIVE)
+    assert cluster.model().version == "2.0.0"
+    assert cluster.shares() == {"stable": SHARES}
+    cluster.append(RolloutOrder("churn", "undo", actor="ada"))
+    assert cluster.model().version == "1.0.0"
+    cluster.append(RolloutOrder("churn", "undo"))
+    assert cluster.rollout_decisions()[-2:] == ["rollout_undone", "rollout_ignored"]
+
+
+def test_abort_and_delete_end_it() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "abort", actor="ada"))
+    assert cluster.shares() == {"stable": SHARES}
+    cluster.roll("3.0.0")
+    cluster.append(DeleteModel("churn"))
+    assert cluster.model().rollouts == {}
+    cluster.append(DeleteModel(UNIT))
+    assert kinds(cluster.commands)[-1] == "delete_ignored"
+
+
+def test_a_second_version_waits_for_the_first() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    assert cluster.roll("3.0.0") == ["model_rejected"]
+    assert cluster.roll("2.0.0") == ["model_unchanged"]
+
+
+def test_given_up_replicas_roll_back_and_the_stable_version_answers_what_waits() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    for _ in range(5):
+        for replica in list(cluster.model(UNIT).replicas):
+            cluster.append(
+                ReplicaFailed(replica.worker, "i0", UNIT, "2.0.0", replica.placement_epoch, "engine_died", "SIGSEGV")
+            )
+        cluster.wait(10_000, ALIVE)
+    assert cluster.model().rollout_history[-1].ending == "rolled_back"
+    assert cluster.shares() == {"stable": SHARES}
+    unit = cluster.model(UNIT)
+    assert unit.version == "1.0.0"
+    cluster.make_ready(UNIT)
+    cluster.wait(6_000, ALIVE)
+    cluster.drain_unit(UNIT)
+    assert UNIT not in cluster.machine.state.models
+
+
+def test_more_than_two_variants_with_fixed_shares() -> None:
+    cluster = Rolling()
+    for version, variant, share in (("1.1.0", "b", 3_000), ("1.2.0", "c", 1_000)):
+        for command in cluster.append(StartRollout(Raw(spec_json(version=version)), variant, share, "test")):
+            if isinstance(command, EnsureTopic):
+                cluster.append(TopicEnsured(command.model, command.topic, command.partitions))
+        cluster.make_ready(f"churn.{variant.upper()}")
+    assert cluster.shares() == {"stable": 6_000, "b": 3_000, "c": 1_000}
+    cluster.windows(10)
+    assert cluster.shares() == {"stable": 6_000, "b": 3_000, "c": 1_000}, "they are compared, not promoted"
+    cluster.append(StartRollout(Raw(spec_json(version="2.0.0")), "canary", 0, "test"))
+    assert kinds(cluster.commands)[-1] == "model_rejected", "one that takes over by steps goes alone"
+    cluster.append(RolloutOrder("churn", "promote", "b"))
+    assert kinds(cluster.commands)[-1] == "rollout_ignored"
+    owned = sorted(one for variant in cluster.route.variants for one in variant.ranges)
+    assert owned[0][0] == 0
+    assert owned[-1][1] == SHARES
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(owned))
+
+
+def test_the_moment_from_which_the_route_holds_is_said() -> None:
+    cluster = Rolling()
+    cluster.append(RoutesHeld("ingress-1", {"churn": cluster.route.route_epoch}))
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    epoch = cluster.route.route_epoch
+    cluster.append(RoutesHeld("ingress-0", {"churn": epoch}))
+    assert "route_held" not in kinds(cluster.commands)
+    cluster.wait(500, ALIVE)
+    cluster.append(RoutesHeld("ingress-1", {"churn": epoch}))
+    held = decisions(cluster.commands)[-1]
+    assert (held.kind, held.chosen) == ("route_held", {"route_epoch": epoch, "took_ms": 500})
+
+
+def test_a_silent_ingress_is_named_and_then_forgotten() -> None:
+    cluster = Rolling()
+    cluster.append(RoutesHeld("ingress-1"))
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    for _ in range(8):
+        cluster.append(RoutesHeld("ingress-0", {"churn": cluster.route.route_epoch}))
+        cluster.wait(2_000, ALIVE)
+    said = [one for one in decisions(cluster.commands) if one.kind.startswith("route_")]
+    assert [one.kind for one in said][-2:] == ["route_not_held", "route_held"]
+    assert said[-2].chosen["missing"] == "ingress-1"
+
+
+def test_without_a_declared_rollout_a_version_replaces_the_other_at_once() -> None:
+    cluster = Rolling()
+    commands = cluster.append(ApplyModel(Raw(spec_json(version="2.0.0"))))
+    assert "model_accepted" in kinds(commands)
+    assert not cluster.model().rollouts
+
+
+def test_the_state_of_a_rollout_goes_through_a_snapshot() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(VariantWindow("churn", "canary", "2.0.0", 0, cluster.now_ms, True, answered(100)))
+    data = to_bytes(cluster.machine.state)
+    again = from_bytes(data)
+    assert again is not None
+    assert to_bytes(again) == data
+    assert msgspec.json.decode(data)["models"]["churn"]["rollouts"]["canary"]["share"] == 1_000
