@@ -15,6 +15,7 @@ from scheduler.limits import ENGINE_DEATHS_MAX, ENGINE_DEATHS_MS, UNSTABLE_CALM_
 from scheduler.offers import placement_problem, wish_of
 from scheduler.placement import ReplicaWish, place
 from scheduler.replicas import fail_replica
+from scheduler.seats import devices_of
 from scheduler.state import ModelState, ReplicaState
 from scheduler.step import TEXT_CHARS_MAX, VALUE_CHARS_MAX, Step, shortened
 from scheduler.worker_state import Down, EngineDeath, EngineState, WorkerState
@@ -172,14 +173,14 @@ def _with_room_elsewhere(step: Step, record: EngineLost, movable: list[OnModel])
     problem = structs.replace(
         problem,
         devices=tuple(offer for offer in problem.devices if (offer.worker, offer.device) != here),
-        residents=tuple(one for one in problem.residents if one.worker != here[0] or here[1] not in one.devices),
+        residents=tuple(one for one in problem.residents if here not in devices_of((one.worker, *one.devices))),
     )
     if not problem.devices:
         return []
     found = {
         chosen.wish.model
         for chosen in place(problem).chosen
-        if not any((chosen.worker, device) in chosen.wish.failed_on for device in chosen.devices)
+        if not set(devices_of((chosen.worker, *chosen.devices))) & set(chosen.wish.failed_on)
     }
     return [(model, replica) for model, replica in movable if model.model in found]
 
@@ -187,5 +188,5 @@ def _with_room_elsewhere(step: Step, record: EngineLost, movable: list[OnModel])
 def _wish(model: ModelState, replica: ReplicaState) -> ReplicaWish:
     """As if the replica were gone from where it is."""
     hosts = tuple(other.worker for other in model.present() if other is not replica)
-    failed_on = (*model.failed_on, (replica.worker, replica.device))
+    failed_on = (*model.failed_on, *devices_of(replica.seat))
     return structs.replace(wish_of(model, replica.memory_bytes), hosts=hosts, failed_on=failed_on)

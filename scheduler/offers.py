@@ -112,8 +112,8 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         missed_on=model.sla_missed,
         met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
-        load_percent=load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted),
         tensor_parallel=model.launch.tensor_parallel,
+        load_percent=load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted),
     )
 
 

@@ -83,12 +83,12 @@ class ReplicaWish(Struct, frozen=True):
     met_on: tuple[str, ...] = ()
     """Kinds on which it was seen to be well below it."""
     rules: PlacementRules = PlacementRules()
-    load_percent: int = 0
-    """Share of its device's time that it is expected to keep busy."""
     tensor_parallel: int = 1
     """Devices it spans."""
     kv_group: str = ""
     """Models of one group exchange KV; empty: with nobody."""
+    load_percent: int = 0
+    """Share of its device's time that it is expected to keep busy."""
 
 
 class Resident(Struct, frozen=True):
@@ -211,8 +211,7 @@ def fleet_of(problem: PlacementProblem) -> Problem:
     like: dict[tuple[str, int], Demand] = {}
     """By wish: replicas of one model share theirs, and there are many of them."""
     for resident in problem.residents:
-        of = resident.wish.model, resident.wish.memory_bytes
-        demand = like.get(of) or like.setdefault(of, _demand(resident.wish, 0, None))
+        demand = like.get(id(resident.wish)) or like.setdefault(id(resident.wish), _demand(resident.wish, 0, None))
         at, number = Place(resident.worker, resident.devices), _next(numbers, resident.wish)
         demands.append(structs.replace(demand, replica=number, current=at, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]

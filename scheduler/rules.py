@@ -22,12 +22,12 @@ class PlacementRules(Struct, frozen=True):
     """Version ranges by what is versioned: {"pytorch": ">=2.6"}."""
     p99_ms: int = 0
     """99 % of requests must be answered within this; 0: nothing is promised."""
-    request_us: int = 0
-    """Device time of one request in the largest declared baseline; 0: none is declared."""
     span: Span = "nvlink"
     """How near the devices of one replica have to be."""
     trunk: str = ""
     """Models of one trunk may exchange KV; empty: with nobody. An adapter names its base (`BASE_PREFIX`)."""
+    request_us: int = 0
+    """Device time of one request in the largest declared baseline; 0: none is declared."""
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
@@ -38,17 +38,10 @@ def rules_of(spec: ModelSpec) -> PlacementRules:
         tolerations=tuple(Toleration(t.key, t.operator, t.value, t.effect) for t in spec.tolerations),
         requires={name: text for name, text in spec.requires.model_dump().items() if text is not None},
         p99_ms=spec.slas.p99_latency_ms or 0,
-        request_us=_request_us(spec),
         span=spec.tensor_parallel_over,
         trunk=_trunk(spec),
+        request_us=_request_us(spec),
     )
-
-
-def _request_us(spec: ModelSpec) -> int:
-    if not spec.baselines:
-        return 0
-    largest = max(spec.baselines, key=lambda baseline: baseline.batch_size)
-    return round(1000 * largest.latency_ms / largest.batch_size)
 
 
 def _trunk(spec: ModelSpec) -> str:
@@ -57,3 +50,10 @@ def _trunk(spec: ModelSpec) -> str:
     if spec.lora is not None:
         return f"{BASE_PREFIX}{spec.lora.base}"
     return spec.source.digest or spec.source.uri
+
+
+def _request_us(spec: ModelSpec) -> int:
+    if not spec.baselines:
+        return 0
+    largest = max(spec.baselines, key=lambda baseline: baseline.batch_size)
+    return round(1000 * largest.latency_ms / largest.batch_size)

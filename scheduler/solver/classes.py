@@ -222,10 +222,10 @@ def _check_demand(demand: Demand) -> None:
     ):
         if value < 1:
             raise ConfigError(f"demands: {demand.shown}: {field} is {value}; allowed: 1 or more.")
-    if demand.load_percent < 0:
-        raise ConfigError(f"demands: {demand.shown}: load_percent is {demand.load_percent}; allowed: 0 or more.")
     if level_of(demand) and demand.max_per_worker > 1:
         raise ConfigError(f"demands: {demand.shown}: span {demand.span!r} is allowed with max_per_worker 1 only.")
+    if demand.load_percent < 0:
+        raise ConfigError(f"demands: {demand.shown}: load_percent is {demand.load_percent}; allowed: 0 or more.")
     for name, wanted in demand.requires.items():
         try:
             read_range(wanted)

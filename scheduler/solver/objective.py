@@ -52,9 +52,9 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     terms["same_server"] = sum(
         server_cost(folded, version) * (count - 1) for (version, _), count in on_server.items() if count > 1
     )
+    terms["kv_apart"] = sum(folded.objective.kv_apart * (len(domains) - 1) for domains in exchanges.values())
     allowed = folded.objective.load_free
     terms["load"] = folded.objective.load * sum(percent - allowed for percent in load if percent > allowed)
-    terms["kv_apart"] = sum(folded.objective.kv_apart * (len(domains) - 1) for domains in exchanges.values())
     _add_devices(folded, holding, terms)
     return terms
 
