@@ -211,7 +211,8 @@ def fleet_of(problem: PlacementProblem) -> Problem:
     like: dict[tuple[str, int], Demand] = {}
     """By wish: replicas of one model share theirs, and there are many of them."""
     for resident in problem.residents:
-        demand = like.get(id(resident.wish)) or like.setdefault(id(resident.wish), _demand(resident.wish, 0, None))
+        of = resident.wish.model, resident.wish.memory_bytes
+        demand = like.get(of) or like.setdefault(of, _demand(resident.wish, 0, None))
         at, number = Place(resident.worker, resident.devices), _next(numbers, resident.wish)
         demands.append(structs.replace(demand, replica=number, current=at, settled=resident.settled))
     demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
