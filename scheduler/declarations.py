@@ -22,6 +22,7 @@ from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import LANES, base_of, instance_id
 from sie_stream.problems import Problem, SpecError
 from sie_stream.spec import colliding
+from sie_stream.spec.model import REPLICAS_MAX
 
 
 def apply_model(step: Step, record: ApplyModel) -> None:
@@ -234,6 +235,9 @@ def ask_topic_again(step: Step, model: ModelState) -> None:
 
 
 def topic_ensured(step: Step, record: TopicEnsured) -> None:
+    if not 0 < record.partitions <= LANES * REPLICAS_MAX:
+        step.ignore()  # no declaration asks for so many, and each would be a piece of state
+        return
     width = record.partitions // LANES
     step.state.topic_widths[record.model] = max(width, step.state.topic_widths.get(record.model, 0))
     model = step.state.models.get(record.model)

@@ -69,6 +69,12 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
         past=past,
         joined_offset=step.offset,
     )
+    _say_joined(step, record)
+    _watch(step, silence_ends_ms(step.now_ms, step.settings.worker_lost_after_ms))
+    step.capacity_freed = True
+
+
+def _say_joined(step: Step, record: WorkerJoined) -> None:
     step.decide(
         "worker_joined",
         record.worker,
@@ -82,20 +88,20 @@ def worker_joined(step: Step, record: WorkerJoined) -> None:
         },
         do_nothing="It would stay without work.",
     )
-    _watch(step, silence_ends_ms(step.now_ms, step.settings.worker_lost_after_ms))
-    step.capacity_freed = True
 
 
 def _refused(step: Step, record: WorkerJoined) -> bool:
     """A record that others wrote must not stop the fold: devices that make no sense are answered, not followed."""
     names = dict.fromkeys(device.device for device in record.devices)
     sizes = [device.memory_bytes for device in record.devices]
-    if len(names) == len(sizes) and all(0 < size <= DEVICE_BYTES_MAX for size in sizes):
+    named = bool(record.worker) and bool(record.incarnation)
+    if named and len(names) == len(sizes) and all(0 < size <= DEVICE_BYTES_MAX for size in sizes):
         return False
     step.decide(
         "worker_refused",
-        record.worker,
-        f"Its devices need names of their own, and sizes above 0 and up to {DEVICE_BYTES_MAX} bytes.",
+        record.worker or "unnamed",
+        f"It needs a name and an incarnation, and its devices names of their own, and sizes above 0 and up to "
+        f"{DEVICE_BYTES_MAX} bytes.",
         chosen={"incarnation": record.incarnation, "devices": len(sizes)},
         do_nothing="Nothing could be placed on it.",
     )

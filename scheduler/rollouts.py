@@ -47,6 +47,9 @@ from sie_stream.routing import resized
 from sie_stream.spec import ModelSpec, Rollout, from_json
 
 CANARY = "canary"
+WINDOW_MS_MAX = 10 * 60_000
+WINDOW_AHEAD_MS = 60_000
+"""How far the clocks of results and of this log may differ."""
 GOLDEN = "golden_mismatch"
 """Code of a replica that did not answer its golden requests as declared."""
 VARIANT_CHARS_MAX = 16
@@ -289,11 +292,17 @@ def _undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
 def variant_window(step: Step, record: VariantWindow) -> None:
     """Statistics of one variant. Who reports them is not asked: they are counted once, by their end."""
     model = step.state.models.get(record.model)
-    if model is None or not model.rollouts or not is_sane(record.stats):
+    if model is None or not model.rollouts or not is_sane(record.stats) or not _is_of_now(step, record):
         step.ignore()
         return
     for variant, rollout in model.rollouts.items():
         model.rollouts[variant] = add_window(rollout, record, step.now_ms)
+
+
+def _is_of_now(step: Step, record: VariantWindow) -> bool:
+    """A window that ends in the future would make every later one look old."""
+    spans = 0 <= record.start_ms < record.end_ms <= record.start_ms + WINDOW_MS_MAX
+    return spans and record.end_ms <= step.now_ms + WINDOW_AHEAD_MS
 
 
 def follow_rollouts(step: Step) -> None:

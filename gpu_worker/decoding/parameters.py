@@ -9,8 +9,12 @@ import msgspec
 Probability = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 STOP_TEXTS_MAX = 16
+STOP_TOKENS_MAX = 64
 LOGPROBS_MAX = 20
+TEMPERATURE_MIN = 1e-6
+"""Below it logits divided by the temperature leave the range of numbers."""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,7 +25,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Stop tokens are not chosen before the answer is that long."""
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] = 0.0
-    """0 always takes the likeliest token."""
+    """0, or below TEMPERATURE_MIN, always takes the likeliest token."""
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Only this many of the likeliest tokens are drawn from; 0: all."""
     top_p: Probability = 1.0
@@ -36,7 +40,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Taken from the logits of tokens in the answer so far, once for each time."""
     stop: StopText | Annotated[tuple[StopText, ...], msgspec.Meta(max_length=STOP_TEXTS_MAX)] = ()
     """A text, or several, that end the answer; it ends before them."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=STOP_TOKENS_MAX)] = ()
     """More stop tokens than the model's own."""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     """Report the log-probability of every chosen token, and as many of the likeliest tokens of each place."""

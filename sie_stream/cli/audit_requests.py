@@ -293,7 +293,14 @@ def _named(reader: KafkaReader, routes: Routes, report: RequestAudit) -> Request
 
 def in_words(report: RequestAudit) -> Iterator[str]:
     """The report for people."""
-    yield "every request has one terminal record" if report.proven else "VIOLATIONS FOUND"
+    if not report.proven:
+        yield "VIOLATIONS FOUND"
+    else:
+        yield (
+            "every request has one terminal record"
+            if report.requests
+            else "no requests in this range: nothing is proven"
+        )
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(report.by_status.items()))
     yield f"    requests   {report.requests}: {report.answered} answered{f' ({statuses})' if statuses else ''}"
     where = ", ".join(f"{count} at {at}" for at, count in sorted(report.open_at.items()))

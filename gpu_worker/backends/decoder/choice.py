@@ -14,7 +14,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from gpu_worker.backends.base import EngineInput
-from gpu_worker.decoding.parameters import Sampling
+from gpu_worker.decoding.parameters import TEMPERATURE_MIN, Sampling
 
 LIKELIEST_FIRST = 256
 """Sorting this many is enough for nearly every draw; the whole vocabulary is sorted only when the draw falls beyond."""
@@ -50,7 +50,7 @@ def next_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -
     in order of likelihood: a last-bit difference in the logits then moves the boundaries between tokens by as little,
     instead of drawing anew.
     """
-    if sampling.temperature == 0.0:
+    if sampling.temperature < TEMPERATURE_MIN:
         return int(logits.argmax())
     shares = torch.softmax(logits.double().cpu() / sampling.temperature, dim=-1)
     drawn = float(torch.rand(1, generator=generator, dtype=torch.float64))

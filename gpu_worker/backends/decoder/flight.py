@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, failed
 from gpu_worker.backends.decoder.choice import Chosen, chosen, generator_of, next_token, penalised, without
-from gpu_worker.decoding.parameters import Sampling, sampling_of
+from gpu_worker.decoding.parameters import TEMPERATURE_MIN, Sampling, sampling_of
 from gpu_worker.decoding.sequence import Sequence as Tokens
 from gpu_worker.decoding.stops import look_for_stops
 
@@ -67,8 +67,8 @@ class Flight:
         if sampling.penalised:
             logits = penalised(logits, sampling, self.tokens.ids[: self.tokens.prompt_tokens], self.tokens.answer)
         if length < sampling.min_tokens and self.stop_token_ids:
-            logits = without(logits, sorted(self.stop_token_ids))
-        if sampling.temperature == 0.0 and logits is told:
+            logits = without(logits, sorted(one for one in self.stop_token_ids if one < logits.shape[-1]))
+        if sampling.temperature < TEMPERATURE_MIN and logits is told:
             token = likeliest
         else:
             token = next_token(logits, sampling, self.generator)

@@ -7,9 +7,10 @@ import pytest
 from msgspec import structs
 
 from scheduler.state import to_bytes
-from sie_stream.control import EngineLost, UndoDecision, WorkerJoined, WorkerLoad
+from sie_stream.control import EngineLost, TopicEnsured, UndoDecision, WorkerJoined, WorkerLoad
 from sie_stream.decisions import place_of
 from sie_stream.engine_facts import EngineModel
+from sie_stream.ids import LANES
 from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, kinds, running, spec_json
 
@@ -92,3 +93,19 @@ def test_a_worker_with_devices_that_make_no_sense_is_refused(memory_mb: int) -> 
     assert kinds(cluster.append(twins)) == ["worker_refused"]
     cluster.apply(spec_json("one"))
     assert cluster.model("one").replicas
+
+
+@pytest.mark.parametrize("partitions", [10**9, 10**30, 0, -6])
+def test_a_topic_of_partitions_that_nobody_asked_for_is_ignored(partitions: int) -> None:
+    cluster = running()
+    before = len(cluster.model().partitions)
+    cluster.append(TopicEnsured("churn", "sie.work.churn", partitions))
+    cluster.append(TopicEnsured("later", "sie.work.later", partitions))
+    assert len(cluster.model().partitions) == before
+    assert cluster.machine.state.topic_widths == {"churn": before // LANES}
+
+
+def test_a_worker_without_a_name_is_refused() -> None:
+    cluster = running()
+    assert kinds(cluster.append(joined("", ""))) == ["worker_refused"]
+    assert "" not in cluster.machine.state.workers

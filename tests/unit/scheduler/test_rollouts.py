@@ -124,6 +124,9 @@ def test_broken_and_repeated_windows_count_nothing() -> None:
     cluster.append(broken)
     assert cluster.model().rollouts["canary"].broken_windows == 1
     assert cluster.shares()["canary"] == 1_000
+    for start, end in ((-(10**30), 10**30), (start_ms, 10**15), (cluster.now_ms, start_ms), (-5, cluster.now_ms)):
+        ahead = VariantWindow("churn", "canary", "2.0.0", start, end, True, answered(5))
+        assert cluster.append(ahead) == []
     good = VariantWindow("churn", "canary", "2.0.0", start_ms, cluster.now_ms, True, answered(50))
     cluster.append(good)
     cluster.append(good)
