@@ -301,6 +301,8 @@ class ReplicaRow(Struct, frozen=True):
     placement_epoch: int
     memory_bytes: int
     message: str = ""
+    variant: str = "stable"
+    """Which part of the route's traffic it answers."""
 
 
 class InstanceRow(Struct, frozen=True):

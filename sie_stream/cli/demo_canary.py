@@ -21,7 +21,7 @@ from sie_stream.cli.ask import ask, nothing, of_kind
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs, load_specs, with_absolute_source
 from sie_stream.cli.output import OutputFormat, OutputOption, console, error_console, show_json, show_rows
-from sie_stream.cli.rollout import history_rows, status_rows
+from sie_stream.cli.rollout_view import history_rows, status_rows
 from sie_stream.cli.workers import cluster_state
 from sie_stream.client.requests import Request, to_write
 from sie_stream.control import ApplyModel
