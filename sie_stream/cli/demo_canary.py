@@ -37,8 +37,8 @@ from sie_stream.spec import Gates, ModelSpec, Rollout, to_json
 MODEL = "wine-rf"
 SWAPPED = ("alcalinity_of_ash", "magnesium")
 """The scoring bug: two neighbouring columns change places, as after a careless refactoring of a feature pipeline."""
-GROWN = 200
-"""The slow path: how often every tree of the forest occurs."""
+GROWN = 800_000
+"""The slow path: rows among which an ensemble's challenger of weight 0 looks for neighbours, for every request."""
 GROWN_MB = 512
 LOOK_S = 0.25
 DRAIN_S = 20.0
@@ -63,7 +63,7 @@ class Act(Struct, frozen=True):
     """How its rollout must end."""
     named: tuple[str, ...]
     """Gates, one of which a rollback must name."""
-    changes: Callable[[ModelSpec, Grown], dict[str, Any]]
+    changes: Callable[[ModelSpec, Grown, Callable[[], None]], dict[str, Any]]
 
 
 class Grown:
@@ -71,12 +71,15 @@ class Grown:
 
     def __init__(self, model: Path, out: Path) -> None:
         self._out = out
-        command = [sys.executable, "-m", "zoo.grown", str(model), "--times", str(GROWN), "--out", str(out)]
+        command = [sys.executable, "-m", "zoo.grown", str(model), "--rows", str(GROWN), "--out", str(out)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def source(self, spec: ModelSpec) -> dict[str, Any]:
+    def source(self, spec: ModelSpec, tick: Callable[[], None]) -> dict[str, Any]:
         """Raises CanaryFailed when they could not be made."""
-        digest, trouble = self._process.communicate(timeout=60)
+        while self._process.poll() is None:
+            tick()
+            time.sleep(LOOK_S)
+        digest, trouble = self._process.communicate()
         if self._process.returncode:
             raise CanaryFailed(f"the slow version could not be made: {trouble[-2_000:]}")
         source = spec.source.model_copy(update={"uri": str(self._out), "digest": digest.strip()})
@@ -88,25 +91,25 @@ class Grown:
         self._process.communicate()
 
 
-def _same(_spec: ModelSpec, _grown: Grown) -> dict[str, Any]:
+def _same(_spec: ModelSpec, _grown: Grown, _tick: Callable[[], None]) -> dict[str, Any]:
     return {}
 
 
-def _swapped(spec: ModelSpec, _grown: Grown) -> dict[str, Any]:
+def _swapped(spec: ModelSpec, _grown: Grown, _tick: Callable[[], None]) -> dict[str, Any]:
     names = {SWAPPED[0]: SWAPPED[1], SWAPPED[1]: SWAPPED[0]}
     features = [names.get(name, name) for name in spec.backend.config["features"]]
     config = {**spec.backend.config, "features": features}
     return {"backend": spec.backend.model_copy(update={"config": config})}
 
 
-def _grown(spec: ModelSpec, grown: Grown) -> dict[str, Any]:
-    return grown.source(spec)
+def _grown(spec: ModelSpec, grown: Grown, tick: Callable[[], None]) -> dict[str, Any]:
+    return grown.source(spec, tick)
 
 
 ACTS = (
     Act("a good version", "2.0.0", "completed", (), _same),
     Act("a subtle score bug: two columns changed places", "3.0.0", "rolled_back", ("ks:", "psi:"), _swapped),
-    Act(f"a slow path: every tree occurs {GROWN} times", "4.0.0", "rolled_back", ("p99_",), _grown),
+    Act("a slow path: a challenger of weight 0 was left in the ensemble", "4.0.0", "rolled_back", ("p99_",), _grown),
 )
 
 
@@ -202,7 +205,7 @@ class Canary:
 
     def _act(self, act: Act, spec: ModelSpec, grown: Grown, load: Load) -> dict[str, Any]:
         self._screen.print(f"[bold]{act.title}[/] ({act.version})", highlight=False)
-        changes = {"version": act.version, "rollout": self._rollout, **act.changes(spec, grown)}
+        changes = {"version": act.version, "rollout": self._rollout, **act.changes(spec, grown, self._tick)}
         started = time.monotonic()
         command = ApplyModel(Raw(to_json(spec.model_copy(update=changes))), "demo")
         answers = of_kind({"rollout_started", "model_rejected"})
