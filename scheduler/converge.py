@@ -317,7 +317,8 @@ def _publish_route(step: Step, model: ModelState) -> None:
         same = model.routed_generation == model.generation and route.width == width
         if same and (route.variants, route.rules) == (variants, rules):
             return
-        if older_in_charge and not same and not model.rollouts:
+        # A split that ended before the model had taken the version over ends now: the older generation gets all keys.
+        if older_in_charge and not same and not model.rollouts and len(route.variants) == 1:
             return
         if (route.variants, route.rules) == (variants, rules) and older_in_charge:
             return

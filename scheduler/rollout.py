@@ -5,6 +5,8 @@
        |          +--> rolled_back (a gate was breached, or its replicas were given up)
        +--> refused (golden requests, or it does not load)        aborted: a person said so
 
+    adopting -> rolled_back as well, as long as replicas of the version before still serve
+
 `seen` is what the fold knows of the cluster at this moment; time is log time. Statistics come as windows through
 `add_window`. Nothing here promotes without samples: when windows stop, the rollout holds.
 """
@@ -15,10 +17,13 @@ from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
-from scheduler.gates import GateLimits, GateResult, added, judge
+from scheduler.gates import added, judge
+from scheduler.latency_gates import LatencyWindow, StableLatency, with_window
 from scheduler.launches import STABLE
+from scheduler.verdicts import GateLimits, GateResult
 from sie_stream.rollout_records import VariantRule, VariantStats, VariantWindow
 from sie_stream.routing import Range
+from sie_stream.sketch import quantile
 
 FULL = 10_000
 STATS_LOST_MS = 12_000
@@ -43,6 +48,21 @@ class Plan(Struct, frozen=True):
     rules: tuple[VariantRule, ...] = ()
 
 
+class StepSeen(Struct, frozen=True):
+    """A step that was left, as it was then."""
+
+    share: int
+    started_ms: int
+    ended_ms: int
+    samples: int
+    errors: int
+    windows: int
+    p99_ms: float | None
+    stable_p99_ms: float | None
+    """Of the stable version since the rollout began."""
+    gates: tuple[GateResult, ...]
+
+
 class RolloutState(Struct, frozen=True):
     rollout: str
     """`r-OFFSET` of the record that started it."""
@@ -62,6 +82,12 @@ class RolloutState(Struct, frozen=True):
     ranges: tuple[Range, ...] = ()
     since_ms: int = 0
     """Since when the present step counts: later than its start when it had to hold without statistics."""
+    step_ms: int = 0
+    """When the present step began."""
+    steps: tuple[StepSeen, ...] = ()
+    """Those that were left, oldest first."""
+    forced: bool = False
+    """Somebody promoted it whatever the gates say: they are still judged, and roll nothing back."""
     paused: str = ""
     """Who paused it."""
     holding: str = ""
@@ -70,6 +96,9 @@ class RolloutState(Struct, frozen=True):
     """Of the present step."""
     old: VariantStats = VariantStats()
     """Of the stable version, since the rollout took traffic."""
+    latency: tuple[LatencyWindow, ...] = ()
+    """Of the windows of the present step."""
+    stable_latency: StableLatency = StableLatency()
     windows: int = 0
     """Counted in this step."""
     broken_windows: int = 0
@@ -104,7 +133,7 @@ class Seen(Struct, frozen=True):
     wanted: int
     """Replicas that the next share needs."""
     given_up: bool
-    """Its replicas failed more often than they are retried."""
+    """Its replicas failed more often than they are retried; while adopting, those of the model itself."""
     golden: str = ""
     """What golden requests found wrong; empty: nothing."""
     failure: str = ""
@@ -113,6 +142,8 @@ class Seen(Struct, frozen=True):
     """The model is being deleted."""
     adopted: bool = False
     """The model itself serves the new version with all its replicas."""
+    old_ready: int = 0
+    """Replicas of the version before that can take all keys back at once."""
 
 
 class Said(Struct, frozen=True):
@@ -126,8 +157,35 @@ class Said(Struct, frozen=True):
 def ended(state: RolloutState, ending: Ending, why: str, now_ms: int) -> RolloutState:
     """Weight 0 at once."""
     return structs.replace(
-        state, phase="ended", ending=ending, ended_ms=now_ms, why=why, share=0, ranges=(), holding="", paused=""
+        _left(state, now_ms),
+        phase="ended",
+        ending=ending,
+        ended_ms=now_ms,
+        why=why,
+        share=0,
+        ranges=(),
+        holding="",
+        paused="",
     )
+
+
+def _left(state: RolloutState, now_ms: int) -> RolloutState:
+    """The present step is over: keep what was seen of it."""
+    if state.step < 0:
+        return state
+    new = state.new
+    seen = StepSeen(
+        share=state.share,
+        started_ms=state.step_ms,
+        ended_ms=now_ms,
+        samples=new.samples,
+        errors=new.failed + new.expired,
+        windows=state.windows,
+        p99_ms=quantile(new.latency, 0.99),
+        stable_p99_ms=quantile(state.old.latency, 0.99),
+        gates=state.gates,
+    )
+    return structs.replace(state, steps=(*state.steps, seen))
 
 
 def advance(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
@@ -166,20 +224,24 @@ def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
 def _to_step(state: RolloutState, step: int, reason: str, now_ms: int) -> tuple[RolloutState, Said]:
     share = state.plan.steps[step]
     moved = structs.replace(
-        state, step=step, share=share, since_ms=now_ms, new=VariantStats(), windows=0, gates=(), holding=""
+        _counting_anew(_left(state, now_ms), now_ms), step=step, share=share, step_ms=now_ms, holding=""
     )
     return moved, Said("rollout_step", f"{reason} {_share(share)} of the keys go to {state.version}.", "It would wait.")
 
 
+def _counting_anew(state: RolloutState, now_ms: int) -> RolloutState:
+    return structs.replace(state, since_ms=now_ms, new=VariantStats(), latency=(), windows=0, gates=())
+
+
 def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
-    breached = [gate for gate in state.gates if gate.verdict == "breach"]
+    breached = _breached(state)
     if breached:
-        return _end(state, "rolled_back", "; ".join(str(gate) for gate in breached) + ".", now_ms)
+        return _end(state, "rolled_back", breached, now_ms)
     if state.paused:
         return state, None
     if now_ms - state.heard_ms > STATS_LOST_MS:
         why = f"{NO_STATISTICS}: no complete window has come for a while, and nothing is promoted without"
-        return _hold(structs.replace(state, since_ms=now_ms, new=VariantStats(), windows=0, gates=()), why)
+        return _hold(_counting_anew(state, now_ms), why)
     if state.holding.startswith(NO_STATISTICS):
         said = Said("rollout_goes_on", "Statistics come again; the step counts from now.", "It would hold.")
         return structs.replace(state, holding="", since_ms=now_ms), said
@@ -201,6 +263,11 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     return _to_step(state, state.step + 1, f"{_numbers(state)}.", now_ms)
 
 
+def _breached(state: RolloutState) -> str:
+    breached = [gate for gate in state.gates if gate.verdict == "breach"]
+    return "; ".join(str(gate) for gate in breached) + "." if breached else ""
+
+
 def _hold(state: RolloutState, why: str, quiet: bool = False) -> tuple[RolloutState, Said | None]:
     """Say why it waits, once for each reason; the numbers of a `quiet` one grow all the time."""
     if state.holding.partition(":")[0] == why.partition(":")[0]:
@@ -219,7 +286,15 @@ def _adopt(state: RolloutState, reason: str, now_ms: int) -> tuple[RolloutState,
 
 def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
     if not seen.adopted:
-        return state, None
+        why = "" if state.forced else _breached(state)
+        if seen.given_up:
+            why = f"The replicas that were to take it over were given up: {seen.failure}"
+        if not why:
+            return state, None
+        if seen.old_ready:
+            return _end(state, "rolled_back", why, now_ms)
+        held = f"{state.version_before} has no replica left to go back to, so it goes on in spite of {why}"
+        return _hold(state, held)
     done = ended(state, "completed", "All steps passed.", now_ms)
     return done, Said(
         "rollout_completed", f"{state.version} is the stable version.", "Its traffic would have two homes."
@@ -246,8 +321,8 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
         return None
     last = len(state.plan.steps) - 1
     if state.phase == "serving" and state.step == last and state.share == FULL:
-        return _adopt(state, f"{actor or 'Somebody unnamed'} promotes it.", now_ms)
-    base = structs.replace(state, phase="serving", paused="", heard_ms=now_ms)
+        return _adopt(structs.replace(state, forced=True), f"{actor or 'Somebody unnamed'} promotes it.", now_ms)
+    base = structs.replace(state, phase="serving", paused="", heard_ms=now_ms, forced=True)
     full = structs.replace(
         base, plan=structs.replace(base.plan, steps=(FULL,), hold_ms=0, samples_min=1, promotes=True)
     )
@@ -260,24 +335,31 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
 
 def add_window(state: RolloutState, window: VariantWindow, now_ms: int) -> RolloutState:
     """Count a window of the new or of the stable version, and judge. Repeated, broken and older ones change nothing."""
-    if state.phase != "serving":
+    if state.phase not in ("serving", "adopting"):
         return state
     is_new = window.variant == state.variant and window.version == state.version
-    if not is_new and window.variant != STABLE:
-        return state
+    if not is_new and (window.variant != STABLE or window.version == state.version):
+        return state  # of another variant, or of the model itself that has taken the version over
     seen_to_ms = state.window_end_ms if is_new else state.stable_end_ms
     if window.end_ms <= seen_to_ms:
         return state
     if not window.complete:
         return structs.replace(state, broken_windows=state.broken_windows + 1)
     if not is_new:
-        return structs.replace(state, old=added(state.old, window.stats), stable_end_ms=window.end_ms, heard_ms=now_ms)
+        return structs.replace(
+            state,
+            old=added(state.old, window.stats),
+            stable_latency=state.stable_latency.with_window(window.start_ms, window.stats.latency),
+            stable_end_ms=window.end_ms,
+            heard_ms=now_ms,
+        )
     moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms)
     if window.start_ms < state.since_ms and state.step > 0:
         return moved  # of the step before
     new = added(state.new, window.stats)
-    gates = judge(new, state.old, state.plan.limits)
-    return structs.replace(moved, new=new, windows=state.windows + 1, gates=gates)
+    latency = with_window(state.latency, state.stable_latency, window.start_ms, window.stats.latency)
+    gates = judge(new, state.old, state.plan.limits, latency, state.stable_latency.slowest_ms)
+    return structs.replace(moved, new=new, latency=latency, windows=state.windows + 1, gates=gates)
 
 
 def _numbers(state: RolloutState) -> str:

@@ -10,7 +10,8 @@ import math
 from msgspec import structs
 
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
-from scheduler.gates import GateLimits, is_sane
+from scheduler.gates import is_sane
+from scheduler.latency_gates import StableLatency
 from scheduler.launches import STABLE, Accepted, accept
 from scheduler.limits import RETRIES_MAX
 from scheduler.rollout import (
@@ -26,7 +27,8 @@ from scheduler.rollout import (
     promoted,
     resumed,
 )
-from scheduler.state import ROLLOUTS_KEPT, ModelState
+from scheduler.rollout_plan import plan_of
+from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.variants import (
     end_unit,
@@ -42,9 +44,9 @@ from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.control import ApplyModel
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.input_schema.breaking import Break, schema_breaks
-from sie_stream.rollout_records import VariantRule, VariantStats, VariantWindow
+from sie_stream.rollout_records import VariantStats, VariantWindow
 from sie_stream.routing import resized
-from sie_stream.spec import ModelSpec, Rollout, from_json
+from sie_stream.spec import from_json
 
 CANARY = "canary"
 WINDOW_MS_MAX = 10 * 60_000
@@ -144,30 +146,6 @@ def start_rollout(step: Step, record: StartRollout) -> None:
     _start(step, model, accepted, plan, variant, record.actor)
 
 
-def plan_of(spec: ModelSpec, variant: str) -> Plan:
-    """The declared rollout, or the default one, in shares out of 10,000."""
-    declared = spec.rollout or Rollout()
-    gates = declared.gates
-    return Plan(
-        steps=tuple(percent * FULL // 100 for percent in declared.steps),
-        hold_ms=declared.hold_ms,
-        samples_min=declared.samples_min,
-        shadow=declared.shadow,
-        limits=GateLimits(
-            error_rate_max=gates.error_rate_max,
-            p99_ratio_max=gates.p99_ratio_max,
-            p99_sla_ms=spec.slas.p99_latency_ms,
-            psi_max=gates.psi_max,
-            ks_max=gates.ks_max,
-            schema_violations_max=gates.schema_violations_max,
-            cost_ratio_max=gates.cost_ratio_max,
-        ),
-        rules=tuple(
-            VariantRule(pin.by, pin.name, pin.equals, variant if pin.to == "new" else STABLE) for pin in declared.pins
-        ),
-    )
-
-
 def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, variant: str, actor: str) -> None:
     breaks = (
         *schema_breaks(bytes(model.launch.input_schema), bytes(accepted.launch.input_schema), "input"),
@@ -254,7 +232,7 @@ def _order(step: Step, model: ModelState, rollout: RolloutState, record: Rollout
             if moved is not None and len(model.rollouts) == 1:  # it is to get all keys
                 after, said = moved
         case "abort" | "undo":
-            if rollout.phase != "adopting":
+            if rollout.phase != "adopting" or _old_ready(step, model):
                 after = ended(rollout, "aborted", f"Asked for by {actor}.", step.now_ms)
                 said = Said("rollout_aborted", f"Asked for by {actor}. No key goes to {rollout.version} any more.")
     if after is None:
@@ -335,18 +313,24 @@ def _seen(step: Step, model: ModelState, rollout: RolloutState) -> Seen:
     unit = unit_of(step.state, model.model, rollout.variant)
     if unit is None:
         return Seen(ready=0, wanted=1, given_up=False, deleted=True)
-    state = step.state
-    ready = [r for r in unit.present() if r.state == "ready" and state.takes_work(r.worker, r.incarnation)]
-    message = unit.message
+    ready = [r for r in unit.present() if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
+    loads = model if rollout.phase == "adopting" else unit
+    message = loads.message
     return Seen(
         ready=len(ready) if unit.topic_ready else 0,
         wanted=min(unit.replicas_wanted, _wanted(model, rollout)),
-        given_up=unit.failures > RETRIES_MAX,
-        golden=message if unit.failures and f" {GOLDEN}: " in message else "",
+        given_up=loads.failures > RETRIES_MAX,
+        golden=message if loads.failures and f" {GOLDEN}: " in message else "",
         failure=message,
         deleted=model.status == "deleting",
         adopted=serves_alone(model, rollout.version) and model.routed_generation == model.generation,
+        old_ready=len(_old_ready(step, model)),
     )
+
+
+def _old_ready(step: Step, model: ModelState) -> list[ReplicaState]:
+    """Replicas of the version before that still hold the model's own topic, while it takes another version over."""
+    return [r for r in model.older() if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
 
 
 def _become(step: Step, model: ModelState, before: RolloutState, after: RolloutState, said: Said | None) -> None:
@@ -366,8 +350,16 @@ def _become(step: Step, model: ModelState, before: RolloutState, after: RolloutS
 
 def _end(step: Step, model: ModelState, before: RolloutState, after: RolloutState) -> None:
     del model.rollouts[before.variant]
-    # Of its statistics the numbers of the gates are kept, not the sketches.
-    kept = structs.replace(after, new=VariantStats(), old=VariantStats(), step=before.step)
+    if before.phase == "adopting" and after.ending != "completed" and model.status != "deleting":
+        # The old replicas serve until those of the next generation, which is the old version again, are ready.
+        for replica in model.present():
+            if replica.state == "ready":
+                replica.state = "draining"
+        take_over(step, model, accept(bytes(after.spec_before), step.settings.topics))
+    # Of its statistics the numbers of steps and gates are kept, not the sketches.
+    kept = structs.replace(
+        after, new=VariantStats(), old=VariantStats(), latency=(), stable_latency=StableLatency(), step=before.step
+    )
     model.rollout_history = (*model.rollout_history, kept)[-ROLLOUTS_KEPT:]
     unit = unit_of(step.state, model.model, before.variant)
     if unit is not None:

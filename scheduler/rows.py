@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, assert_never
 
 from msgspec import Struct, structs
 
+from scheduler.launches import STABLE
 from scheduler.limits import RETRIES_MAX
 from scheduler.state import ClusterState, ModelState
 from sie_stream.control import (
@@ -17,7 +19,7 @@ from sie_stream.control import (
     ReplicaRow,
     RouteRow,
 )
-from sie_stream.ids import instance_id
+from sie_stream.ids import base_of, instance_id, variant_of
 
 MESSAGE_CHARS_MAX = 2_000
 
@@ -45,7 +47,7 @@ def build_row(
         case "models":
             return model_row(model)
         case "instances":
-            return instance_row(model)
+            return instance_row(state, model)
         case "routes":
             return model.published_route
         case "placements":
@@ -66,9 +68,27 @@ def model_row(model: ModelState) -> ModelRow:
     )
 
 
-def instance_row(model: ModelState) -> InstanceRow:
-    replicas = tuple(
-        ReplicaRow(
+def instance_row(state: ClusterState, model: ModelState) -> InstanceRow:
+    """Status and message are those of the model itself; replicas of other variants are listed after its own."""
+    replicas = [*_replicas(model, STABLE)]
+    if model.model in state.rolling:
+        for name, unit in state.models.items():
+            if name != model.model and base_of(name) == model.model:
+                replicas += _replicas(unit, variant_of(name))
+    return InstanceRow(
+        instance=model.instance,
+        model=model.model,
+        version=model.version,
+        status=instance_status(model),
+        replicas=tuple(replicas),
+        message=model.message[:MESSAGE_CHARS_MAX],
+        timings_ms=dict(model.timings_ms),
+    )
+
+
+def _replicas(model: ModelState, variant: str) -> Iterator[ReplicaRow]:
+    for replica in model.replicas:
+        yield ReplicaRow(
             worker=replica.worker,
             incarnation=replica.incarnation,
             device=replica.device,
@@ -78,18 +98,8 @@ def instance_row(model: ModelState) -> InstanceRow:
             memory_bytes=replica.memory_bytes,
             message="" if replica.down is None else f"loaded again, its engine ended: {replica.down.cause}",
             devices=replica.spans,
+            variant=variant,
         )
-        for replica in model.replicas
-    )
-    return InstanceRow(
-        instance=model.instance,
-        model=model.model,
-        version=model.version,
-        status=instance_status(model),
-        replicas=replicas,
-        message=model.message[:MESSAGE_CHARS_MAX],
-        timings_ms=dict(model.timings_ms),
-    )
 
 
 def instance_status(model: ModelState) -> Literal["pending", "loading", "ready", "degraded", "asleep", "deleting"]:

@@ -113,10 +113,13 @@ class Step:
     def touch(self, table: Table, model: str) -> None:
         """The row of `model` in this table changed: publish it as it is at the end of the step.
 
-        A variant of a model has a placement of its own and no other row.
+        A variant of a model has a placement of its own, and its replicas are in the instance row of its model.
         """
-        if table != "placements" and base_of(model) != model:
-            return
+        base = base_of(model)
+        if table != "placements" and base != model:
+            if table != "instances" or base not in self.state.models:
+                return
+            model = base
         self._rows[table, model] = None
 
     def look_at(self, model: ModelState) -> None:

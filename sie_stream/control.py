@@ -263,6 +263,8 @@ class ReplicaRow(Struct, frozen=True):
     message: str = ""
     devices: tuple[str, ...] = ()
     """All of them, `device` first; empty in rows of before this field: `device` alone."""
+    variant: str = "stable"
+    """Which part of the route's traffic it answers."""
 
 
 class InstanceRow(Struct, frozen=True):

@@ -150,6 +150,11 @@ def base_of(unit: str) -> str:
     return base if base and variant.isupper() else unit
 
 
+def variant_of(unit: str) -> str:
+    """The variant that `variant_unit` made this name of."""
+    return unit.rpartition(".")[2].lower()
+
+
 def instance_id(model: str) -> str:
     """The stable `mi-` id of a model; it never changes while versions and replicas come and go."""
     return "mi-" + hashlib.blake2b(model.encode(), digest_size=6).hexdigest()

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scheduler.capability import capability_matrix
 from scheduler.capability_words import ROW_COLUMNS, matrix_rows
 from scheduler.device_classes import DeviceClass, classes_of
+from scheduler.launches import STABLE
 from scheduler.life import life_of
 from schemas.codec import decode_row
 from sie_stream.cli.ask import nothing
@@ -140,8 +141,14 @@ def instance_rows(connection: Connection) -> Rows:
     rows = []
     for row in _table(connection, connection.settings.topics.instances, InstanceRow):
         found = plain(row)
-        found["ready_replicas"] = f"{sum(r.state == 'ready' for r in row.replicas)}/{len(row.replicas)}"
-        found["workers"] = [replica.worker for replica in row.replicas]
+        own = [replica for replica in row.replicas if replica.variant == STABLE]
+        found["ready_replicas"] = f"{sum(replica.state == 'ready' for replica in own)}/{len(own)}"
+        found["workers"] = [replica.worker for replica in own]
+        found["variants"] = [
+            f"{replica.variant} {replica.version} {replica.state} on {replica.worker}:{replica.device}"
+            for replica in row.replicas
+            if replica.variant != STABLE
+        ]
         rows.append(found)
     return sorted(rows, key=lambda found: found["model"])
 
@@ -172,7 +179,10 @@ def broker_rows(connection: Connection) -> Rows:
 
 KINDS: dict[str, tuple[Callable[[Connection], Rows], list[str]]] = {
     "models": (model_rows, ["model", "version", "backend", "service_type", "priority", "status", "instance"]),
-    "instances": (instance_rows, ["instance", "model", "version", "status", "ready_replicas", "workers", "message"]),
+    "instances": (
+        instance_rows,
+        ["instance", "model", "version", "status", "ready_replicas", "workers", "variants", "message"],
+    ),
     "workers": (
         worker_rows,
         ["worker", "state", "service", "incarnation", "pid", "devices", "backends", "models", "partitions"],
@@ -218,6 +228,8 @@ def describe(
     if instance.get("message"):
         console.print(f"message: {instance['message']}", highlight=False)
     console.print(f"replicas: {', '.join(placement.get('replicas', [])) or 'none'}", highlight=False)
+    for line in instance.get("variants", []):
+        console.print(f"beside it: {line}", highlight=False)
     console.print(f"partitions: {', '.join(placement.get('partitions', [])) or 'none'}", highlight=False)
     show_rows(
         life_rows(instance), ["step", "after_ms", "took_ms", "words"], output, empty="no step of its life is known"

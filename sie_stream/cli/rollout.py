@@ -6,34 +6,30 @@ import getpass
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 from msgspec import Raw
-from rich.console import Group
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from scheduler.machine import SchedulerMachine
-from scheduler.rollout import FULL, RolloutState
+from scheduler.rollout import FULL
 from scheduler.snapshots import newest_snapshot
-from scheduler.state import ClusterState, ModelState
+from scheduler.state import ClusterState
 from schemas.codec import decode_cluster
 from schemas.wire import CodecError
 from sie_stream.cli.ask import ask, of_kind
 from sie_stream.cli.declare import load_specs, with_absolute_source
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
-from sie_stream.cli.since import shown_time
+from sie_stream.cli.rollout_view import HISTORY, history_rows, history_table_rows, picture, status_rows
 from sie_stream.cli.workers import cluster_state
 from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError, Retriable, did_you_mean
-from sie_stream.ids import TopicPartition, variant_unit
-from sie_stream.sketch import quantile
+from sie_stream.ids import TopicPartition
 from sie_stream.spec import to_json
 
 app = typer.Typer(
@@ -43,11 +39,6 @@ app = typer.Typer(
 ANSWER_S = 15.0
 FOLLOW_MS = 250
 STARTED = frozenset({"rollout_started", "model_rejected"})
-COLUMNS = [
-    *("model", "variant", "version", "phase", "step", "share", "replicas", "held_s", "samples", "p99_ms"),
-    *("errors", "gates", "note"),
-]
-HISTORY = ["model", "rollout", "version", "from", "ended", "ending", "why"]
 
 ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
 VariantOption = Annotated[str, typer.Option("--variant", "-v", help="Which variant, where there are several.")]
@@ -89,7 +80,7 @@ def status(
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """What is rolled out now: step, share, samples, gates, and why it waits.
+    """What is rolled out now: every step with its share, samples and gates, and why it waits.
 
     \b
     Examples:
@@ -100,7 +91,10 @@ def status(
     if not follow:
         state = cluster_state(connection)
         _known(state, model)
-        show_rows(status_rows(state, model), COLUMNS, output, empty="no rollout is under way")
+        if output is OutputFormat.JSON:
+            show_json(status_rows(state, model))
+        else:
+            console.print(picture(state, model))
         return
     if output is OutputFormat.JSON:
         for state in followed(connection):
@@ -108,7 +102,7 @@ def status(
         return
     with Live(console=console, auto_refresh=False, transient=False) as live:
         for state in followed(connection):
-            live.update(_picture(state, model), refresh=True)
+            live.update(picture(state, model), refresh=True)
 
 
 @app.command()
@@ -197,7 +191,7 @@ def history(
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Rollouts that ended, and why, with the numbers of their gates in JSON.
+    """Rollouts that ended, how far they came, and why; every step and its gates in JSON.
 
     \b
     Examples:
@@ -206,7 +200,9 @@ def history(
     """
     state = cluster_state(Connection.open(bootstrap_servers))
     _known(state, model)
-    show_rows(history_rows(state, model), HISTORY, output, empty="no rollout has ended")
+    rows = history_rows(state, model)
+    shown = rows if output is OutputFormat.JSON else history_table_rows(rows)
+    show_rows(shown, HISTORY, output, empty="no rollout has ended")
 
 
 ANSWERS: dict[Order, frozenset[str]] = {
@@ -239,82 +235,6 @@ def _tell(decision: Decision, output: OutputFormat, refusal: str) -> None:
 def _known(state: ClusterState, model: str) -> None:
     if model and model not in state.models:
         raise ConfigError(f"no model {model!r} is declared.{did_you_mean(model, state.models)}")
-
-
-# ---------------------------------------------------------------- what is shown
-
-
-def status_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
-    """One row for each rollout under way."""
-    return [
-        _row(state, found, rollout)
-        for name, found in sorted(state.models.items())
-        if model in ("", name)
-        for rollout in found.rollouts.values()
-    ]
-
-
-def _row(state: ClusterState, model: ModelState, rollout: RolloutState) -> dict[str, Any]:
-    unit = state.models.get(variant_unit(model.model, rollout.variant))
-    ready = sum(replica.state == "ready" for replica in unit.replicas) if unit else 0
-    p99, stable_p99 = quantile(rollout.new.latency, 0.99), quantile(rollout.old.latency, 0.99)
-    waits = [] if unit is None else [unit.message]
-    return {
-        "model": model.model,
-        "rollout": rollout.rollout,
-        "variant": rollout.variant,
-        "version": f"{rollout.version_before} -> {rollout.version}",
-        "phase": f"{rollout.phase}, paused by {rollout.paused}" if rollout.paused else rollout.phase,
-        "step": f"{rollout.step + 1}/{len(rollout.plan.steps)}",
-        "share": f"{rollout.share * 100 / FULL:g} %",
-        "replicas": f"{ready}/{unit.replicas_wanted if unit else 0}",
-        "held_s": round((state.now_ms - rollout.since_ms) / 1_000, 1),
-        "samples": f"{rollout.new.samples}/{rollout.plan.samples_min}",
-        "p99_ms": f"{p99:.1f} (stable {stable_p99:.1f})" if p99 is not None and stable_p99 is not None else None,
-        "errors": rollout.new.failed + rollout.new.expired,
-        "gates": [f"{gate.gate} {gate.verdict}" for gate in rollout.gates if gate.verdict != "pass"]
-        or ([f"{len(rollout.gates)} pass"] if rollout.gates else []),
-        "note": rollout.holding or " ".join(filter(None, waits)),
-        "gate_results": [msgspec.to_builtins(gate) for gate in rollout.gates],
-        "route_held": model.route_wait is None,
-    }
-
-
-def history_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
-    """Rollouts that ended, oldest first."""
-    return [
-        {
-            "model": name,
-            "rollout": rollout.rollout,
-            "variant": rollout.variant,
-            "version": rollout.version,
-            "from": rollout.version_before,
-            "started": shown_time(rollout.started_ms),
-            "ended": shown_time(rollout.ended_ms),
-            "ending": rollout.ending,
-            "why": rollout.why,
-            "actor": rollout.actor,
-            "gate_results": [msgspec.to_builtins(gate) for gate in rollout.gates],
-        }
-        for name, found in sorted(state.models.items())
-        if model in ("", name)
-        for rollout in found.rollout_history
-    ]
-
-
-def _picture(state: ClusterState, model: str) -> Group:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column.upper().replace("_", " "), overflow="fold")
-    rows = status_rows(state, model)
-    for row in rows:
-        cells = [row[column] for column in COLUMNS]
-        table.add_row(
-            *[", ".join(cell) if isinstance(cell, list) else "-" if cell is None else str(cell) for cell in cells]
-        )
-    last = history_rows(state, model)[-3:]
-    lines = [f"{row['ended']}  {row['model']}  {row['version']}  {row['ending']}: {row['why']}" for row in last]
-    return Group(table if rows else Text("no rollout is under way"), *[Text(line, style="dim") for line in lines])
 
 
 def followed(connection: Connection) -> Iterator[ClusterState]:

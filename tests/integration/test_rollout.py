@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import pytest
 import yaml
 
 from sie_stream import Client, Request
+from sie_stream.cli.rollout import followed
+from sie_stream.cli.rollout_view import history_rows
+from sie_stream.edge.connection import Connection
 from sie_stream.edge.supervisor import RunState
 from tests.integration.test_a_day_with_the_cli import MODELS, Shell
-from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 MODEL = "wine-rf"
-ROLLOUT = {"steps": [20, 50, 100], "hold_ms": 2_000, "samples_min": 30, "gates": {"p99_ratio_max": 10.0}}
+ROLLOUT = {"steps": [50, 100], "hold_ms": 500, "samples_min": 30, "gates": {"p99_ratio_max": 100.0}}
+"""What is tested is the way of each version, on any machine: how slow may be is tests/unit/scheduler's business."""
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +73,22 @@ def declaration(folder: Path, version: str, source: str = MODEL, **fields: Any) 
     spec = yaml.safe_load((MODELS / MODEL / "model-spec.yaml").read_text())
     other = yaml.safe_load((MODELS / source / "model-spec.yaml").read_text())
     spec |= {"version": version, "rollout": ROLLOUT, "backend": other["backend"], **fields}
+    spec["slas"] = {"p99_latency_ms": 30_000}
     spec["source"] = {**other["source"], "uri": str(MODELS / source)}
     path = folder / f"{version}.yaml"
     path.write_text(yaml.safe_dump(spec))
     return path
 
 
-def ended(shell: Shell, version: str) -> Callable[[], bool]:
-    return lambda: any(row["version"] == version for row in shell.json("rollout", "history", MODEL))
+def ended(shell: Shell, version: str, seconds: float) -> dict[str, Any]:
+    """The rollout of this version, once it ended."""
+    deadline = time.monotonic() + seconds
+    for state in followed(Connection.open(shell.bootstrap)):
+        for row in history_rows(state, MODEL):
+            if row["version"] == version:
+                return row
+        assert time.monotonic() < deadline, f"the rollout of {version} did not end within {seconds:g} s"
+    raise AssertionError("the log ended")
 
 
 def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
@@ -84,16 +96,15 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
         shell.run("apply", "-f", str(declaration(tmp_path, "2.0.0")))
         [row] = shell.json("rollout", "status", MODEL)
         assert row["version"] == "1.0.0 -> 2.0.0"
-        wait_until(ended(shell, "2.0.0"), "the good version to be stable", 90)
-        history = shell.json("rollout", "history", MODEL)
-        assert [one["ending"] for one in history] == ["completed"], history[-1]["why"]
+        good = ended(shell, "2.0.0", 90)
+        assert good["ending"] == "completed", good["why"]
+        assert [one["share"] for one in good["steps"]] == ["50 %", "100 %"]
         assert shell.json("get", "models")[0]["version"] == "2.0.0"
 
         golden = json.loads((MODELS / MODEL / "golden.jsonl").read_text().splitlines()[0])
         golden["outputs"] = {"score": 0.123}
         shell.run("apply", "-f", str(declaration(tmp_path, "3.0.0", golden=[golden])))
-        wait_until(ended(shell, "3.0.0"), "the version with wrong golden answers to be refused", 30)
-        assert "0.123" in shell.json("rollout", "history", MODEL)[-1]["why"]
+        assert "0.123" in ended(shell, "3.0.0", 30)["why"]
 
         narrower = shell.run(
             "apply", "-f", str(declaration(tmp_path, "4.0.0", output_schema={"type": "object"})), code=1
@@ -101,10 +112,9 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
         assert "schema_incompatible" in narrower
 
         shell.run("apply", "-f", str(declaration(tmp_path, "5.0.0", source="wine-knn")))
-        wait_until(ended(shell, "5.0.0"), "the version with other scores to be taken back", 60)
-        last = shell.json("rollout", "history", MODEL)[-1]
-        assert last["ending"] == "rolled_back"
-        assert "score" in last["why"]
+        wrong = ended(shell, "5.0.0", 60)
+        assert wrong["ending"] == "rolled_back"
+        assert "score" in wrong["why"]
     assert set(traffic.statuses) == {"ok"}, traffic.statuses
     assert set(traffic.variants) == {"stable", "canary"}
     kinds = [one["kind"] for one in shell.json("decisions", "--model", MODEL)]

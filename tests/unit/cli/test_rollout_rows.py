@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from sie_stream.cli.rollout import history_rows, status_rows
+import io
+
+from rich.console import Console
+
+from sie_stream.cli.rollout_view import history_rows, history_table_rows, picture, status_rows
 from sie_stream.commands import RolloutOrder
+from sie_stream.control import InstanceRow
 from tests.unit.scheduler.rolling import UNIT, Rolling, answered
 
 
@@ -28,3 +33,32 @@ def test_status_and_history() -> None:
     assert (ended["ending"], ended["from"], ended["version"]) == ("rolled_back", "1.0.0", "2.0.0")
     assert "ks:score" in ended["why"]
     assert any(gate["verdict"] == "breach" for gate in ended["gate_results"])
+    assert [(one["share"], one["state"]) for one in ended["steps"]] == [("10 %", "passed"), ("20 %", "failed")]
+    [short] = history_table_rows([ended])
+    assert (short["version"], short["steps"]) == ("1.0.0 -> 2.0.0", "10% 20%")
+
+
+def test_every_step_is_seen_while_it_goes() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.windows()
+    [row] = status_rows(cluster.machine.state)
+    steps = [(one["share"], one["state"]) for one in row["steps"]]
+    assert steps == [("10 %", "passed"), ("20 %", "now"), ("50 %", "to come"), ("100 %", "to come")], row["note"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(picture(cluster.machine.state, "churn"))
+    text = console.export_text()
+    assert "1.0.0 -> 2.0.0" in text
+    assert "to come" in text
+
+
+def test_instance_row_lists_replicas_of_both_variants() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    row = cluster.row("instances", cluster.model().instance, InstanceRow)
+    assert [(one.variant, one.version, one.state) for one in row.replicas] == [
+        ("stable", "1.0.0", "ready"),
+        ("canary", "2.0.0", "ready"),
+    ]

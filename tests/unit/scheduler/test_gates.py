@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
-from scheduler.gates import GateLimits, binomial_tail, is_sane, judge, ks_distance, psi_of
-from sie_stream.rollout_records import VariantStats
+from scheduler.gates import is_sane, judge, ks_distance, psi_of
+from scheduler.latency_gates import LatencyWindow, blocks
+from scheduler.verdicts import GateLimits, binomial_tail
+from sie_stream.rollout_records import Sketch, VariantStats
 from sie_stream.sketch import above, added, bucket_of, quantile, sketch_of, value_of
+
+PARTS = 5
 
 
 def stats(
@@ -25,7 +30,17 @@ def stats(
 
 
 def verdicts(new: VariantStats, old: VariantStats, limits: GateLimits | None = None) -> dict[str, str]:
-    return {result.gate: result.verdict for result in judge(new, old, limits or GateLimits())}
+    """Of statistics that came in PARTS windows of the same kind."""
+    windows = [
+        LatencyWindow(part, _part(new.latency, part), _part(old.latency, part)) for part in range(PARTS) if new.latency
+    ]
+    return {result.gate: result.verdict for result in judge(new, old, limits or GateLimits(), windows)}
+
+
+def _part(sketch: Sketch, part: int) -> Sketch:
+    """Every PARTS-th of the samples."""
+    samples = [bucket for bucket, count in sorted(sketch.items()) for _ in range(count)][part::PARTS]
+    return dict(sorted(Counter(samples).items()))
 
 
 @pytest.mark.parametrize("count", [30, 300, 3_000])
@@ -55,6 +70,39 @@ def test_a_slow_path_breaches_p99_though_the_median_is_the_same() -> None:
 def test_one_slow_answer_of_fifty_is_chance() -> None:
     slow = VariantStats(ok=50, latency=added(stats(1, 49).latency, sketch_of([200.0])))
     assert verdicts(slow, stats(2, 2_000))["p99_vs_stable_ms"] == "unsure"
+
+
+def test_one_stall_is_no_breach_and_a_slow_path_beside_it_is() -> None:
+    quick, stalled, slow = sketch_of([20.0] * 200), sketch_of([20.0] * 120 + [900.0] * 80), sketch_of([50.0] * 200)
+    old = VariantStats(ok=1_000, latency=sketch_of([20.0] * 1_000))
+
+    def verdict(*news: Sketch) -> str:
+        windows = [LatencyWindow(number, new, quick) for number, new in enumerate(news)]
+        new = VariantStats(ok=200 * len(news), latency={})
+        return {one.gate: one.verdict for one in judge(new, old, GateLimits(), windows)}["p99_vs_stable_ms"]
+
+    assert verdict(quick, stalled, stalled, quick) == "unsure"
+    assert verdict(slow, slow) == "unsure", "two windows may be one stall"
+    assert verdict(slow, slow, slow) == "breach"
+    assert verdict(quick, stalled, slow, slow, slow) == "breach"
+    assert verdict(quick, quick, quick) == "pass"
+
+
+def test_what_slows_the_stable_version_too_is_no_breach() -> None:
+    slow = sketch_of([80.0] * 200)
+    old = VariantStats(ok=2_000, latency=sketch_of([20.0] * 2_000))
+    new = VariantStats(ok=800)
+    both = [LatencyWindow(number, slow, slow) for number in range(4)]
+    assert [one.verdict for one in judge(new, old, GateLimits(p99_sla_ms=50), both)][2:] == ["pass", "pass"]
+    alone = [LatencyWindow(number, slow) for number in range(5)]
+    assert judge(new, old, GateLimits(), alone[:4])[2].verdict == "unsure"
+    assert judge(new, old, GateLimits(), alone)[2].verdict == "breach"
+    assert judge(new, old, GateLimits(), alone, slowest_ms=90.0)[2].verdict == "pass", "it was as slow once"
+
+
+def test_blocks_join_small_windows() -> None:
+    assert blocks([(0, 600), (1, 60), (2, 60), (0, 20)]) == [(0, 600), (3, 140)]
+    assert blocks([(1, 2)] * 6) == [(1, 2)] * 6
 
 
 @pytest.mark.parametrize(("failed", "of", "verdict"), [(0, 200, "pass"), (3, 200, "unsure"), (12, 200, "breach")])

@@ -20,7 +20,7 @@ from sie_stream.control import (
 from sie_stream.rollout_records import RoutesHeld, VariantStats, VariantWindow
 from sie_stream.routing import SHARES, choose_variant
 from tests.unit.scheduler.kit import decisions, kinds, spec_json
-from tests.unit.scheduler.rolling import ALIVE, UNIT, WINDOW_MS, Rolling, answered
+from tests.unit.scheduler.rolling import ALIVE, QUICK, UNIT, WINDOW_MS, Rolling, answered
 
 
 def test_good_version_goes_through_all_steps() -> None:
@@ -85,6 +85,9 @@ def test_a_breach_takes_the_weight_away_in_the_step_of_its_verdict(stats: Varian
     cluster.roll()
     cluster.make_ready(UNIT)
     assert cluster.shares()["canary"] == 1_000
+    if gate.startswith("p99"):  # two windows may be one stall of the machine
+        cluster.append(RolloutOrder("churn", "pause"))
+        assert "rollout_rolled_back" not in cluster.windows(2, new=stats)
     kinds_seen = cluster.windows(new=stats)
     assert "rollout_rolled_back" in kinds_seen
     assert cluster.shares() == {"stable": SHARES}
@@ -97,6 +100,47 @@ def test_a_breach_takes_the_weight_away_in_the_step_of_its_verdict(stats: Varian
     cluster.wait(6_000, ALIVE)
     cluster.drain_unit(UNIT)
     assert UNIT not in cluster.machine.state.models
+
+
+def adopting() -> Rolling:
+    """At 100 %, and the model itself loads the version."""
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "steps": [50, 100]})
+    for _ in range(10):
+        cluster.make_ready(UNIT)
+        if cluster.model().rollouts["canary"].phase == "adopting":
+            return cluster
+        cluster.windows()
+    raise AssertionError("it never got so far")
+
+
+def test_a_breach_while_adopting_goes_back_to_the_replicas_that_still_serve() -> None:
+    cluster = adopting()
+    assert [one.version for one in cluster.model().launches.values()] == ["1.0.0", "2.0.0"]
+    cluster.windows(new=answered(80, failed=20))
+    last = cluster.model().rollout_history[-1]
+    assert (last.ending, cluster.model().version) == ("rolled_back", "1.0.0")
+    assert [one.share for one in last.steps] == [5_000, 10_000]
+    assert cluster.shares() == {"stable": SHARES}, "at once, not when new replicas are ready"
+    assert cluster.route.variants[0].version == "1.0.0"
+    cluster.make_ready()
+    cluster.wait(500, ALIVE)
+    present = [cluster.model().launches[one.generation].version for one in cluster.model().present()]
+    assert present == ["1.0.0"]
+    assert not cluster.model().rollouts
+
+
+def test_what_somebody_promoted_is_not_rolled_back() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "promote", actor="ada"))
+    cluster.windows(new=answered(80, failed=20))
+    assert cluster.model().rollouts["canary"].phase == "adopting"
+    assert any(gate.verdict == "breach" for gate in cluster.model().rollouts["canary"].gates)
+    cluster.append(RolloutOrder("churn", "abort", actor="ada"))
+    assert cluster.model().version == "1.0.0"
+    assert cluster.shares() == {"stable": SHARES}
 
 
 def test_loss_of_statistics_holds_and_never_promotes() -> None:
