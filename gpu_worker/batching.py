@@ -16,6 +16,7 @@ from gpu_worker.replicas import check_load_timeout, next_to_load, reload_after_d
 from gpu_worker.retries import ENGINE_TIMEOUT, abandon, engine_lost, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.worker_state import WorkerState
+from sie_stream.rollout_records import SHADOW
 
 FAST_BATCH_MS = 20.0
 """Engines whose batches take longer hold one batch at a time."""
@@ -106,8 +107,10 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
                 work.seed,
                 work.deadline_at_ms or None,
                 work.priority,
+                work.stream and work.variant[:1] != SHADOW,
             )
         )
+        item.told = 0
     state.commands.append(SubmitBatch(engine.key, batch_id, replica.slot, inputs))
 
 
