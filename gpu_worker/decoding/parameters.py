@@ -11,6 +11,22 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 STOP_TEXTS_MAX = 16
 LOGPROBS_MAX = 20
+Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=16_384)]
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """The answer is a JSON value by this schema."""
+
+    schema: msgspec.Raw
+
+
+class RegexFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="regex"):
+    """The whole answer matches this pattern (syntax of Rust's regex crate, without look-around)."""
+
+    pattern: Pattern
+
+
+ResponseFormat = JsonSchemaFormat | RegexFormat
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +58,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report the log-probability of every chosen token, and as many of the likeliest tokens of each place."""
     score: bool = False
     """Generate nothing; report the log-probability of every token of the prompt given those before it."""
+    response_format: ResponseFormat | None = None
+    """Only tokens that keep the answer within this form can be chosen; the answer ends when it is complete, so
+    min_tokens has no say. An answer that max_tokens cuts off (finish_reason `length`) is incomplete.
+    """
     seed: int | None = None
     """Ingress has read it already; the item carries it."""
 
