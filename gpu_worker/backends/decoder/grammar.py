@@ -25,7 +25,11 @@ MESSAGE_CHARS_MAX = 500
 
 
 class GrammarRefused(Exception):
-    """A form that cannot be followed: `code` invalid_response_format, or grammar_failed in the middle of an answer."""
+    """A form that cannot be followed.
+
+    code: invalid_response_format; response_format_unsupported with the model's kind of tokenizer (llguidance reads
+    byte-level and byte-fallback ones); grammar_failed in the middle of an answer.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -36,9 +40,11 @@ class GrammarRefused(Exception):
 class Grammar:
     """Where one answer stands in its form."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int, never: Sequence[int]) -> None:
+        """never: tokens that llguidance takes for the end, though they are not."""
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._never = never
 
     def allowed(self, logits: Tensor) -> Tensor:
         """(vocabulary,) logits in which only tokens that keep to the form can be chosen. A copy.
@@ -50,6 +56,7 @@ class Grammar:
         mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[: self._vocabulary]
         refused = torch.ones(logits.shape[0], dtype=torch.bool)
         refused[: len(mask)] = torch.from_numpy(mask == 0)
+        refused[self._never] = True
         return logits.masked_fill(refused.to(logits.device), float("-inf"))
 
     def complete_after(self, token: int) -> bool:
@@ -88,19 +95,29 @@ class Grammars:
             if len(self._compiled) > COMPILED_MAX:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(digest)
-        return Grammar(matcher.deep_copy(), self._vocabulary)
+        # A model without stop tokens ends where nothing more can follow; the library would make one up.
+        never = [] if self._stops else self._vocabulary_tables().eos_tokens
+        return Grammar(matcher.deep_copy(), self._vocabulary, never)
 
     def _compile(self, form: ResponseFormat) -> LLMatcher:
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(self._source, eos_token=self._stops or None)
         self.compilations += 1
         try:
-            matcher = LLMatcher(self._tokenizer, grammar_of(form), log_level=0)
+            grammar = grammar_of(form)
+            matcher = LLMatcher(self._vocabulary_tables(), grammar, log_level=0)
         except ValueError as error:
             raise GrammarRefused("invalid_response_format", str(error)) from error
         if matcher.is_error():
             raise GrammarRefused("invalid_response_format", matcher.get_error())
         return matcher
+
+    def _vocabulary_tables(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = LLTokenizer(self._source, eos_token=self._stops or None)
+            except ValueError as error:
+                message = f"llguidance cannot read the model's tokenizer: {error}"
+                raise GrammarRefused("response_format_unsupported", message) from error
+        return self._tokenizer
 
 
 def form_key(form: ResponseFormat) -> tuple[str, str]:

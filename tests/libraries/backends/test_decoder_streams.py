@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput
 from gpu_worker.backends.decoder.flight import TOLD_EVERY_MS
 from gpu_worker.backends.decoder.model import DecoderModel
-from tests.libraries.backends.decoders import ask, load, save, with_tokenizer
+from tests.libraries.backends.decoders import VOCABULARY, ask, load, save, with_tokenizer
 from tests.libraries.backends.launching import FixedClock, row
 
 
@@ -20,6 +21,19 @@ from tests.libraries.backends.launching import FixedClock, row
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Never chooses to stop; token n is the character chr(32 + n)."""
     return with_tokenizer(save(tmp_path_factory.mktemp("talker"), eos_token_id=None))
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same characters by a byte-level tokenizer, which llguidance can read; the last token ends an answer."""
+    folder = save(tmp_path_factory.mktemp("writer"), eos_token_id=VOCABULARY - 1)
+    words = {"\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}" if n == 0 else chr(32 + n): n for n in range(VOCABULARY - 1)}
+    words["\N{LATIN CAPITAL LETTER C WITH DOT ABOVE}"] = VOCABULARY - 1
+    tokenizer = Tokenizer(models.BPE(words, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def following(request_id: str, **parameters: Any) -> EngineInput:
@@ -77,8 +91,8 @@ def test_a_cancelled_or_forgotten_answer_is_told_of_no_more(talker: Path) -> Non
     assert model.deltas() == []
 
 
-def test_a_pattern_is_kept_to_and_ends_the_answer(talker: Path) -> None:
-    model = load(talker, max_tokens=60)
+def test_a_pattern_is_kept_to_and_ends_the_answer(writer: Path) -> None:
+    model = load(writer, max_tokens=60)
     pattern = r"[a-f]{3}-[0-9]{2,4}(x|y)"
     forms = {"type": "regex", "pattern": pattern}
     items = [
@@ -90,8 +104,8 @@ def test_a_pattern_is_kept_to_and_ends_the_answer(talker: Path) -> None:
         assert re.fullmatch(pattern, text), text
 
 
-def test_json_by_a_schema_beside_free_answers(talker: Path) -> None:
-    model = load(talker, max_tokens=80)
+def test_json_by_a_schema_beside_free_answers(writer: Path) -> None:
+    model = load(writer, max_tokens=80)
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 999}, "ok": {"type": "boolean"}},
@@ -123,22 +137,29 @@ def test_json_by_a_schema_beside_free_answers(talker: Path) -> None:
     ],
 )
 def test_a_form_that_cannot_be_followed_is_refused_and_its_neighbours_are_served(
-    talker: Path, form: dict[str, Any], code: str, words: str
+    writer: Path, form: dict[str, Any], code: str, words: str
 ) -> None:
-    model = load(talker)
+    model = load(writer)
     refused, served = model.run([ask("bad", [5], response_format=form), ask("good", [5])])
     assert refused.error_code == code
     assert words in (refused.error_message or "")
     assert served.error_code is None
 
 
-def test_equal_forms_are_compiled_once(talker: Path) -> None:
-    model = load(talker)
+def test_equal_forms_are_compiled_once(writer: Path) -> None:
+    model = load(writer)
     form = {"type": "regex", "pattern": "[a-c]{2}"}
     model.run([ask(str(n), [5 + n], response_format=form) for n in range(5)])
     grammars = model.grammars
     assert grammars is not None
     assert grammars.compilations == 1
+
+
+def test_a_tokenizer_that_the_library_cannot_read_refuses_forms_and_serves_the_rest(talker: Path) -> None:
+    form = {"type": "regex", "pattern": "a"}
+    refused, served = load(talker).run([ask("a", [5], response_format=form), ask("b", [5])])
+    assert refused.error_code == "response_format_unsupported"
+    assert served.error_code is None
 
 
 def test_without_a_tokenizer_a_form_is_refused_and_deltas_have_tokens_only(tmp_path: Path) -> None:
