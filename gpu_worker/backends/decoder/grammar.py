@@ -56,7 +56,8 @@ class Grammar:
         mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[: self._vocabulary]
         refused = torch.ones(logits.shape[0], dtype=torch.bool)
         refused[: len(mask)] = torch.from_numpy(mask == 0)
-        refused[self._never] = True
+        for token in self._never:
+            refused[token] = True
         return logits.masked_fill(refused.to(logits.device), float("-inf"))
 
     def complete_after(self, token: int) -> bool:
