@@ -17,6 +17,7 @@ from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, st
 from gpu_worker.retries import ENGINE_TIMEOUT, abandon, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.worker_state import WorkerState
+from sie_stream.rollout_records import SHADOW
 
 FAST_BATCH_MS = 20.0
 """Engines whose batches take longer hold one batch at a time."""
@@ -107,8 +108,10 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
                 work.seed,
                 work.deadline_at_ms or None,
                 work.priority,
+                work.stream and work.variant[:1] != SHADOW,
             )
         )
+        item.told = 0
     state.commands.append(SubmitBatch(engine.key, batch_id, replica.slot, inputs))
 
 

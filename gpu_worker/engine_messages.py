@@ -72,8 +72,22 @@ class Stepped(Struct, frozen=True, tag=6, array_like=True):
     """Sent now and then while continuous models run: steps are being made, whether or not anything ends."""
 
 
+class Delta(Struct, frozen=True, array_like=True):
+    batch_id: int
+    place: int
+    """In the batch."""
+    token_ids: list[int]
+    text: str
+
+
+class Deltas(Struct, frozen=True, tag=7, array_like=True):
+    """Provisional: what was added to answers under way. All of a request comes before its Answers."""
+
+    deltas: list[Delta]
+
+
 ToEngine = Load | Unload | Run | Cancel
-FromEngine = Started | Loaded | NotLoaded | Answers | Raised | Stepped
+FromEngine = Started | Loaded | NotLoaded | Answers | Raised | Stepped | Deltas
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -78,6 +78,22 @@ class EngineStepped(Struct, frozen=True):
     engine: EngineKey
 
 
+class StreamedTokens(NamedTuple):
+    """What was added to the answer of one item: the one at `place` of its batch."""
+
+    batch_id: int
+    place: int
+    token_ids: Sequence[int]
+    text: str
+
+
+class TokensStreamed(Struct, frozen=True):
+    """Answers under way have grown. What is added to an answer comes in order, and before the batch completes."""
+
+    engine: EngineKey
+    deltas: Sequence[StreamedTokens]
+
+
 class EngineDied(Struct, frozen=True):
     """The process ended. Its slots are empty and what it was running is lost."""
 
@@ -86,7 +102,16 @@ class EngineDied(Struct, frozen=True):
     """Short and stable: `exit 3`, `SIGSEGV`, `SIGKILL (out of memory)`, `closed its pipe` ..."""
 
 
-EngineEvent = EngineStarted | ModelLoaded | LoadFailed | BatchCompleted | BatchFailed | EngineStepped | EngineDied
+EngineEvent = (
+    EngineStarted
+    | ModelLoaded
+    | LoadFailed
+    | BatchCompleted
+    | BatchFailed
+    | EngineStepped
+    | TokensStreamed
+    | EngineDied
+)
 
 
 class EnginePort(Protocol):

@@ -190,6 +190,12 @@ class SendReports(Struct, frozen=True):
     reports: tuple[ClusterRecord, ...]
 
 
+class StreamTokens(Struct, frozen=True):
+    """Provisional records for sie.tokens, outside any transaction; they may be lost."""
+
+    writes: Sequence[LogWrite]
+
+
 class Note(Struct, frozen=True):
     """Something a person may want to read in the log of the worker."""
 
@@ -210,6 +216,7 @@ WorkerCommand = (
     | ResumePartitions
     | Commit
     | SendReports
+    | StreamTokens
     | Note
 )
 

@@ -31,6 +31,7 @@ from gpu_worker.facts import (
     SendReports,
     StopEngine,
     StopRequested,
+    StreamTokens,
     SubmitBatch,
     TimePassed,
     UnassignPartitions,
@@ -258,6 +259,8 @@ class WorkerHost:
                     self._engines.stop(command.engine)
                 case SendReports():
                     self._send(command)
+                case StreamTokens():
+                    self._stream(command)
                 case Note():
                     pass  # for observers
                 case _:
@@ -296,6 +299,12 @@ class WorkerHost:
     def _send(self, command: SendReports) -> None:
         topic = self._names.cluster
         self._reports.write([LogWrite(topic, encode_cluster(report), None, 0) for report in command.reports])
+
+    def _stream(self, command: StreamTokens) -> None:
+        try:
+            self._reports.write(command.writes)
+        except Retriable:
+            pass  # deltas are provisional, and the result has all of the text: nothing is worth waiting for them
 
     # ------------------------------------------------------------ promise
 

@@ -1,7 +1,8 @@
 """The worker's decisions: what happened in, what to do out. Pure; simulation and replay call exactly this.
 
 The parts: placement rows -> replicas.py and partitions.py; records -> admission.py; what each engine does next ->
-batching.py; failures -> retries.py; results -> outcomes.py; transactions -> commits.py and pacing.py.
+batching.py; failures -> retries.py; results -> outcomes.py; answers under way -> token_streams.py;
+transactions -> commits.py and pacing.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpu_worker.engine_port import (
     EngineStepped,
     LoadFailed,
     ModelLoaded,
+    TokensStreamed,
 )
 from gpu_worker.facts import (
     CommitAborted,
@@ -37,6 +39,7 @@ from gpu_worker.facts import (
     RecordsPolled,
     SendReports,
     StopRequested,
+    StreamTokens,
     TimePassed,
     WorkerCommand,
     WorkerEvent,
@@ -45,6 +48,7 @@ from gpu_worker.outcomes import Outcomes
 from gpu_worker.pacing import CommitPacer
 from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded
 from gpu_worker.retries import POISON, on_batch_failed
+from gpu_worker.token_streams import on_tokens_streamed
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import DeviceBack, DeviceLost, WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
 from sie_stream.settings import Settings
@@ -105,6 +109,7 @@ class WorkerMachine:
         state = self.state
         state.commands = []
         state.reports = []
+        state.deltas = []
         for event in events:
             self._take(event)
         if self._left:
@@ -122,6 +127,8 @@ class WorkerMachine:
             commits.start(state, self._commits)
         partitions.report_released(state)
         self._leave_when_done()
+        if state.deltas:
+            state.commands.append(StreamTokens(state.deltas))
         if state.reports:
             state.commands.append(SendReports(tuple(state.reports)))
         return state.commands
@@ -162,6 +169,8 @@ class WorkerMachine:
                 on_batch_failed(state, engine_of(state, event.engine), event)
             case EngineStepped():
                 engine_of(state, event.engine).finished_at = state.at_ms
+            case TokensStreamed():
+                on_tokens_streamed(state, engine_of(state, event.engine), event)
             case EngineDied():
                 engine = engine_of(state, event.engine)
                 message = f"the engine process ended ({event.cause})"

@@ -60,6 +60,8 @@ class Item(Struct, gc=False, eq=False):
     """(partition, placement epoch, key) of a model with `ordering: key`."""
     attempts: int = 0
     """How often an engine failed while it held this item."""
+    told: int = 0
+    """Token deltas written since an engine took it up the last time."""
     code: str = ""
     """Error code and message of the newest failure."""
     message: str = ""

@@ -13,6 +13,7 @@ from gpu_worker.queues import Queues
 from gpu_worker.state import Engine, Partition, Replica, ReplicaKey
 from sie_stream.control import ClusterRecord, PartitionOrder, PartitionReleased
 from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 
 
@@ -64,6 +65,9 @@ class WorkerState:
     """Partitions above a cap that are not paused yet; while there is one, nothing is polled."""
     output: Output = field(default_factory=lambda: Output([], []))
     """Results that are in no commit yet."""
+
+    deltas: list[LogWrite] = field(default_factory=list)
+    """Of this turn, for sie.tokens."""
 
     first_answers: list[Replica] = field(default_factory=list)
     """Replicas whose first results are in no commit yet."""

@@ -163,14 +163,15 @@ def encode_token_delta(delta: TokenDelta) -> bytes:
             TRUE if delta.provisional else FALSE,
             text_bytes(delta.worker),
             text_bytes(delta.incarnation),
+            long_bytes(delta.attempt),
         )
     )
 
 
 def _read_token_delta(value: bytes) -> TokenDelta:
     cursor = Cursor(value)
-    text = cursor.text
-    delta = TokenDelta(text(), cursor.long(), cursor.ints(), text(), cursor.flag(), text(), text())
+    text, long = cursor.text, cursor.long
+    delta = TokenDelta(text(), long(), cursor.ints(), text(), cursor.flag(), text(), text(), long())
     cursor.end()
     return delta
 

@@ -175,12 +175,16 @@ class TokenDelta(Struct, frozen=True, gc=False):
 
     request_id: str
     index: int
-    """Place among the deltas of the request, from 0."""
+    """Place among the deltas of the attempt, from 0."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    """Whole characters; it may trail the tokens, because what could still become part of a stop text is held back."""
     provisional: bool = True
     worker: str = ""
     incarnation: str = ""
+    attempt: int = 0
+    """How often an engine had failed before it began this answer. An attempt begins at index 0 and supersedes what
+    came before."""
 
 
 class LogRecord(Struct, frozen=True, gc=False):

@@ -38,6 +38,8 @@ class EngineInput(Struct, frozen=True, array_like=True):
     """Wall clock; None: no deadline."""
     priority: int = 1
     """Lane of the request, 0 the most urgent; continuous models follow it."""
+    stream: bool = False
+    """Tell tokens as they come, if the model is a continuous one."""
 
 
 class EngineOutput(Struct, frozen=True, array_like=True):
@@ -56,6 +58,14 @@ class EngineOutput(Struct, frozen=True, array_like=True):
     """From the start of `run`, or from `submit`, to this request's first token."""
     error_code: str | None = None
     error_message: str | None = None
+
+
+class EngineDelta(Struct, frozen=True, array_like=True):
+    """What was added to an answer that is under way."""
+
+    token_ids: list[int]
+    text: str = ""
+    """Whole characters that are final; empty without a tokenizer."""
 
 
 def failed(item: EngineInput, code: str, message: str) -> EngineOutput:
@@ -104,6 +114,12 @@ class ContinuousModel(LoadedModel, Protocol):
 
     def step(self) -> list[tuple[int, EngineOutput]]:
         """A little of all that run; what ended with it. An exception means that the engine is at fault: `reset` it."""
+        ...
+
+    def deltas(self) -> list[tuple[int, EngineDelta]]:
+        """What is to be told of requests that `stream`, between two steps. A request is told of now and then, not
+        with every token; the last time after the step that ended it.
+        """
         ...
 
     def cancel(self, ticket: int) -> EngineOutput | None:

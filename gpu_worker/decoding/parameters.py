@@ -15,6 +15,22 @@ STOP_TOKENS_MAX = 64
 LOGPROBS_MAX = 20
 TEMPERATURE_MIN = 1e-6
 """Below it logits divided by the temperature leave the range of numbers."""
+Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=16_384)]
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """The answer is a JSON value by this schema."""
+
+    schema: msgspec.Raw
+
+
+class RegexFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="regex"):
+    """The whole answer matches this pattern (syntax of Rust's regex crate, without look-around)."""
+
+    pattern: Pattern
+
+
+ResponseFormat = JsonSchemaFormat | RegexFormat
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +62,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report the log-probability of every chosen token, and as many of the likeliest tokens of each place."""
     score: bool = False
     """Generate nothing; report the log-probability of every token of the prompt given those before it."""
+    response_format: ResponseFormat | None = None
+    """Only tokens that keep the answer within this form can be chosen; the answer ends when it is complete, so
+    min_tokens has no say. An answer that max_tokens cuts off (finish_reason `length`) is incomplete.
+    """
     seed: int | None = None
     """Ingress has read it already; the item carries it."""
 

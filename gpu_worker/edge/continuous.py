@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_worker.backends.base import Backend, ContinuousModel, EngineOutput
-from gpu_worker.engine_messages import Answers, FromEngine, Raised, Run, Stepped
+from gpu_worker.backends.base import Backend, ContinuousModel, EngineDelta, EngineOutput
+from gpu_worker.engine_messages import Answers, Delta, Deltas, FromEngine, Raised, Run, Stepped
 from sie_stream.ports import Clock
 
 STEPPED_EVERY_MS = 1_000.0
@@ -105,14 +105,21 @@ class ContinuousRuns:
             self._backend.unload(model)
 
     def _try(self, slot: int, model: ContinuousModel, work: Callable[[], list[tuple[int, EngineOutput]]]) -> None:
-        """Let the model work, and pass on what ended with it."""
+        """Let the model work, and pass on how answers grew, and then what ended with it."""
         try:
             ended = work()
+            grown = model.deltas()
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             self._failed(slot, model, error)
             return
+        if grown:
+            self._say(Deltas([self._delta(ticket, delta) for ticket, delta in grown]))
         for ticket, output in ended:
             self._ended(ticket, output)
+
+    def _delta(self, ticket: int, delta: EngineDelta) -> Delta:
+        entry = self._by_ticket[ticket]
+        return Delta(entry.batch_id, entry.tickets[ticket], delta.token_ids, delta.text)
 
     def _ended(self, ticket: int, output: EngineOutput) -> None:
         entry = self._by_ticket.pop(ticket)

@@ -19,6 +19,7 @@ from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Answers,
     Cancel,
+    Deltas,
     FromEngine,
     Load,
     Loaded,
@@ -42,6 +43,8 @@ from gpu_worker.engine_port import (
     EngineStepped,
     LoadFailed,
     ModelLoaded,
+    StreamedTokens,
+    TokensStreamed,
 )
 from sie_stream.control import ModelLaunch
 
@@ -206,6 +209,9 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
             return BatchFailed(engine, message.batch_id, message.code, message.message, message.shared)
         case Stepped():
             return EngineStepped(engine)
+        case Deltas():
+            told = [StreamedTokens(one.batch_id, one.place, one.token_ids, one.text) for one in message.deltas]
+            return TokensStreamed(engine, told)
         case Loaded():
             return ModelLoaded(
                 engine,

@@ -16,6 +16,8 @@ from gpu_worker.engine_port import (
     EngineStepped,
     LoadFailed,
     ModelLoaded,
+    StreamedTokens,
+    TokensStreamed,
 )
 from sie_stream.control import ModelLaunch
 from sie_stream.ports import Clock
@@ -58,7 +60,9 @@ class _Process:
         return [entry[2].batch_id for entry in self.pending if isinstance(entry[2], BatchCompleted)]
 
 
-FLYING = (BatchCompleted, EngineStepped)
+FLYING = (BatchCompleted, EngineStepped, TokensStreamed)
+PIECES = 4
+"""Parts in which an answer is streamed; the last one never is."""
 STEPPED_EVERY_MS = 1_000.0
 
 
@@ -129,6 +133,7 @@ class SimEngines:
         if process.hanging:
             process.pending = [entry for entry in process.pending if not isinstance(entry[2], FLYING)]
         elif item.request_id in self.script.kills:
+            self._tell(engine, process, batch_id, item, took)
             self._later(process, ends_at, EngineDied(engine, "SIGSEGV"))
         elif item.request_id in self.script.raises:
             together = [*process.flying(), batch_id]
@@ -138,10 +143,22 @@ class SimEngines:
                 self._later(process, self._clock.monotonic_ms(), failure)
         else:
             self._later(process, ends_at, BatchCompleted(engine, batch_id, [self.script.answer(item)], took))
+            self._tell(engine, process, batch_id, item, took)
             at = self._clock.monotonic_ms() + STEPPED_EVERY_MS
             while at < ends_at:
                 self._later(process, at, EngineStepped(engine))
                 at += STEPPED_EVERY_MS
+
+    def _tell(self, engine: EngineKey, process: _Process, batch_id: int, item: EngineInput, took: float) -> None:
+        """The answer of a request that streams grows piece by piece while it flies."""
+        text = (self.script.answer(item).outputs or b"").decode()
+        if not item.stream or not text:
+            return
+        size = -(-len(text) // PIECES)
+        for number in range(PIECES - 1):
+            piece = StreamedTokens(batch_id, 0, (number,), text[number * size : (number + 1) * size])
+            at = self._clock.monotonic_ms() + took * (number + 1) / PIECES
+            self._later(process, at, TokensStreamed(engine, (piece,)))
 
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         """What flies lands now; the answer is nobody's."""

@@ -23,6 +23,7 @@ from sie_stream.cli.output import (
     show_json,
 )
 from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
+from sie_stream.cli.streaming import show_stream
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
 from sie_stream.client.sync_client import Client, Submission
 from sie_stream.errors import ConfigError
@@ -42,6 +43,7 @@ def produce(
     tenant: Annotated[str | None, typer.Option(help="Whose quota is used.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Id of a single request.")] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the results and print them.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print one answer while it is written.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for results.")] = 60.0,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -52,6 +54,7 @@ def produce(
     Examples:
       sie-stream produce -m wine-rf -f .models/wine-rf/samples.jsonl --wait
       sie-stream produce -m smollm2-135m-instruct -i '{"prompt": "Who wrote Hamlet?"}' --wait
+      sie-stream produce -m smollm2-135m-instruct -i '{"prompt": "Who wrote Hamlet?"}' --stream
       cat rows.jsonl | sie-stream produce -m wine-rf --stdin
     """
     rows, total = _rows(file, stdin, inputs)
@@ -65,7 +68,12 @@ def produce(
     }
     if request_id is not None and total != 1:
         raise ConfigError("--request-id names one request: use it with --inputs")
+    if stream and total != 1:
+        raise ConfigError("--stream shows one answer: use it with --inputs")
     with Client(bootstrap_servers) as client:
+        if stream:
+            show_stream(client, model, next(rows), shared, timeout_s, output)
+            return
         submissions = list(_send(client, model, rows, shared, total))
         if not wait:
             _say_sent(submissions, output)

@@ -2,6 +2,16 @@
 
 from sie_stream.client.async_client import AsyncClient
 from sie_stream.client.requests import InferenceResult, Request, RequestFailed, ResultTimeout
+from sie_stream.client.streaming import TextDelta
 from sie_stream.client.sync_client import Client, Submission
 
-__all__ = ["AsyncClient", "Client", "InferenceResult", "Request", "RequestFailed", "ResultTimeout", "Submission"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "InferenceResult",
+    "Request",
+    "RequestFailed",
+    "ResultTimeout",
+    "Submission",
+    "TextDelta",
+]

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
+from sie_stream.client.streaming import TextDelta
 from sie_stream.client.sync_client import Client, Submission
 from sie_stream.edge.connection import Connection
 
@@ -42,6 +43,14 @@ class AsyncClient:
     ) -> InferenceResult:
         """Send one request and wait for its answer; errors as Client.score."""
         return await asyncio.to_thread(self._client.score, model, inputs, timeout_s=timeout_s, **options)
+
+    async def stream(
+        self, model: str, inputs: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any
+    ) -> AsyncIterator[TextDelta | InferenceResult]:
+        """The answer as it grows, then the result; as Client.stream."""
+        iterator = self._client.stream(model, inputs, timeout_s=timeout_s, **options)
+        while (found := await asyncio.to_thread(next, iterator, None)) is not None:
+            yield found
 
     async def result(self, submission: Submission, timeout_s: float | None = None) -> InferenceResult:
         """The terminal record of a submission, without holding a thread. Raises ResultTimeout."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from schemas.codec import decode_result
 from sie_stream.client.requests import InferenceResult, Request, RequestFailed, ResultTimeout, from_record, to_write
+from sie_stream.client.streaming import TextDelta, TokenWatcher, unroll
 from sie_stream.client.watcher import ResultWatcher
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import Retriable
@@ -49,6 +50,7 @@ class Client:
         self._topics = self._connection.settings.topics
         self._writer = self._connection.plain_writer()
         self._watcher: ResultWatcher | None = None
+        self._tokens: TokenWatcher | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +101,25 @@ class Client:
             return result
         raise AssertionError("unreachable")
 
+    def stream(
+        self, model: str, inputs: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any
+    ) -> Iterator[TextDelta | InferenceResult]:
+        """Send one request when iterated, and yield its answer as it grows: TextDelta after TextDelta, then the result.
+
+        Deltas are provisional; the texts since the last one that is `restarted` add up to the result's text. Models
+        that do not generate give the result alone. Raises RequestFailed and ResultTimeout.
+        """
+        request_id = options.pop("request_id", None) or uuid.uuid4().hex
+        if self._tokens is None:
+            self._tokens = TokenWatcher(self._connection.reader(), self._topics.tokens)
+        inbox = self._tokens.follow(request_id)
+        try:
+            submission = self.submit(model, inputs, request_id=request_id, **{**options, "stream": True})
+            submission.future.add_done_callback(inbox.put)
+            yield from unroll(request_id, inbox, timeout_s)
+        finally:
+            self._tokens.forget(request_id)
+
     def results(
         self, request_ids: Sequence[str] = (), *, follow: bool = False, since_ms: int | None = None
     ) -> Iterator[InferenceResult]:
@@ -141,4 +162,6 @@ class Client:
     def close(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
+        if self._tokens is not None:
+            self._tokens.close()
         self._writer.close()

@@ -14,6 +14,7 @@ from schemas.codec import (
     decode_raw_output,
     decode_result,
     decode_row,
+    decode_token_delta,
     decode_work,
 )
 from sie_stream.auditing.owners import owners_of
@@ -24,6 +25,7 @@ from sie_stream.records import CommittedOffset, LogRecord, Result, WorkItem
 from sie_stream.routing import choose_variant, sticky_key
 from sie_stream.sim.cluster import SimTransaction
 from sie_stream.sim.partition import SimPartition
+from sie_stream.sim.stream_checker import StreamChecker
 from sie_stream.sim.traffic import BOUND_GROUP, BOUND_TOPIC, COPIES_TOPIC, Traffic, right_answer
 from sie_stream.sim.world import Violation, World
 
@@ -280,6 +282,7 @@ class Checkers:
         for request_id in self.copies:
             if request_id not in self.terminal:
                 raise Violation(f"a copy of {request_id}, which has no terminal record")
+        self._streamed()
         self._refolded(refold)
         self._owned_by_one()
 
@@ -293,6 +296,13 @@ class Checkers:
         )
         if owners.violations:
             raise Violation(f"owners: {owners.violations[:8]}")
+
+    def _streamed(self) -> None:
+        deltas = [decode_token_delta(record.value) for record in self.world.log.visible(self.names.tokens)]
+        checker = StreamChecker(self.traffic.streaming)
+        checker.take(deltas)
+        found = {"delta": len(deltas), "restarted_stream": checker.restarts, "lost_delta": checker.gaps}
+        self.marks.update({what: count for what, count in found.items() if count})
 
     def _refolded(self, refold: Refold) -> None:
         """A fresh scheduler that reads the whole control log says what was said, byte for byte."""

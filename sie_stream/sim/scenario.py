@@ -53,6 +53,8 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     hangs_engine: float = 0.0
     raises_in_engine: float = 0.0
     refused_by_engine: float = 0.02
+    streams: float = 0.0
+    """Asking for token deltas."""
     rollout_hold_ms: int = 0
     """New versions take over by steps, each held so long; 0: all at once."""
 

@@ -68,6 +68,8 @@ class Traffic:
         """By number; each request record carries its number in a header."""
         self.unfit = Unfit(set(), set(), set(), set())
         self.models = [f"m{number}" for number in range(workload.models)]
+        self.streaming: dict[str, bytes] = {}
+        """Inputs of the requests that ask for token deltas, by id."""
         self.unsent = 0
         self.by_id: dict[str, Expected] = {}
         self._workload = workload
@@ -197,7 +199,10 @@ class Traffic:
             deadline_ms=deadline_ms,
             priority=chance.choice((None, "P0", "P1", "P2")),
             session=chance.choice((None, None, "s1", "s2")),
+            stream=bool(load.streams) and bool(request_id) and chance.random() < load.streams,
         )
+        if request.stream:
+            self.streaming[request_id] = inputs
         value = encode_request(request) if chance.random() < load.avro else msgspec.json.encode(request)
         answer = inputs if "ok" in statuses else None
         self._expect(number, Expected(request_id, statuses + self._gone, answer, dead_letter))

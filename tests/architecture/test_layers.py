@@ -91,6 +91,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ENGINES,
     "transformers": ENGINES,
     "safetensors": ENGINES,
+    "llguidance": ("gpu_worker/backends/decoder/grammar.py",),
     "gguf": ("zoo/*",),
     "sklearn": ENGINES,
     "skops": ENGINES,

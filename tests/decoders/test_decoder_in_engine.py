@@ -18,6 +18,8 @@ from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Answers,
     Cancel,
+    Delta,
+    Deltas,
     FromEngine,
     Load,
     Loaded,
@@ -110,6 +112,24 @@ def test_requests_join_those_that_run_and_are_answered_as_they_end(engine: Engin
     assert 0 < first_token_ms < by_batch[1].inference_ms
 
 
+def test_answers_that_stream_are_told_of_before_they_end(engine: Engine, talkative: Path) -> None:
+    engine.load(talkative)
+    item = msgspec.structs.replace(ask("a", [5], max_tokens=150), stream=True)
+    engine.tell(run(1, ask("quiet", [7], max_tokens=20)), run(2, ask("quiet too", [9], max_tokens=2), item))
+    told: list[Delta] = []
+    answers: dict[int, Answers] = {}
+    while len(answers) < 2:
+        message = engine.hear()
+        assert isinstance(message, Deltas | Answers)
+        if isinstance(message, Deltas):
+            assert 2 not in answers
+            told += message.deltas
+        else:
+            answers[message.batch_id] = message
+    assert {(delta.batch_id, delta.place) for delta in told} == {(2, 1)}
+    assert [token for delta in told for token in delta.token_ids] == answers[2].outputs[1].token_ids
+
+
 def test_a_batch_of_several_is_answered_in_its_order_when_all_have_ended(engine: Engine, talkative: Path) -> None:
     engine.load(talkative)
     items = [ask(str(n), [5, 9 + n], max_tokens=9 - n) for n in range(6)]
@@ -146,6 +166,7 @@ class Fragile:
         self.weights_digest = model.weights_digest
         self.run = model.run
         self.cancel = model.cancel
+        self.deltas = model.deltas
 
     @property
     def busy(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,43 @@ def test_greedy_tokens_are_those_of_transformers_over_100_prompts() -> None:
         greedy = logits.argmax(dim=-1).tolist()
         wanted = tokens if answer.finish_reason == "length" else [*tokens, stop]
         assert greedy[: len(wanted)] == wanted, (prompt, tokens)
+
+
+@pytest.mark.timeout(400)
+def test_20_prompts_are_answered_with_valid_json_by_a_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "topic": {"type": "string", "maxLength": 20},
+            "kind": {"enum": ["question", "statement", "order"]},
+            "words": {"type": "integer", "minimum": 0, "maximum": 99},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+            "certain": {"type": "boolean"},
+        },
+        "required": ["topic", "kind", "words", "tags", "certain"],
+        "additionalProperties": False,
+    }
+    tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"Describe this text as JSON: {sentence.text}"}], add_generation_prompt=True
+        )["input_ids"]
+        for sentence in sentences()[:20]
+    ]
+    form = {"type": "json_schema", "schema": schema}
+    asked = [
+        ask(str(n), prompt, seed=n, max_tokens=160, temperature=0.8 * (n % 2), response_format=form)
+        for n, prompt in enumerate(prompts)
+    ]
+    assert len(asked) == 20
+    model = load(SMOLLM2, threads=1, max_num_seqs=20, kv_mb=180)
+    for answer in model.run(asked):
+        assert answer.finish_reason == "stop"
+        text = tokenizer.decode(answer.token_ids)
+        value = json.loads(text)
+        assert list(value) == ["topic", "kind", "words", "tags", "certain"]
+        assert value["kind"] in ("question", "statement", "order"), text
+        assert 0 <= value["words"] <= 99
+        assert len(value["tags"]) <= 2
+        assert len(value["topic"]) <= 20
+        assert isinstance(value["certain"], bool)

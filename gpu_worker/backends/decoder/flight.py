@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import torch
 from torch import Tensor
 
-from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
 from gpu_worker.backends.decoder.choice import Chosen, chosen, generator_of, next_token, penalised, without
+from gpu_worker.backends.decoder.grammar import Grammar, GrammarRefused, Grammars
 from gpu_worker.decoding.parameters import TEMPERATURE_MIN, Sampling, sampling_of
 from gpu_worker.decoding.sequence import Sequence as Tokens
-from gpu_worker.decoding.stops import look_for_stops
+from gpu_worker.decoding.transcript import Detokenise, Transcript
 
-Detokenise = Callable[[Sequence[int]], str]
+TOLD_EVERY_MS = 50.0
+"""How often the growth of one answer is told at most; its first token is told at once."""
 
 
 class DecoderLimits(msgspec.Struct, frozen=True):
@@ -55,18 +56,25 @@ class Flight:
     first_token_ms: float | None = None
     reported: list[Chosen] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    shown: int = 0
-    """Characters of the answer that are final; used with stop texts."""
-    text: str | None = None
-    """The answer up to a stop text, once there was one."""
+    transcript: Transcript | None = None
+    """The answer's text as far as it is final; kept for stop texts and for those who follow the answer."""
+    grammar: Grammar | None = None
+    told_at_ms: float = float("-inf")
+    told_tokens: int = 0
+    told_characters: int = 0
 
     def choose(self, logits: Tensor, likeliest: int) -> str | None:
-        """Takes the next token from (vocabulary,) logits, the largest at `likeliest`. The reason to finish, or None."""
+        """Takes the next token from (vocabulary,) logits, the largest at `likeliest`. The reason to finish, or None.
+
+        Raises GrammarRefused when the form of the answer cannot be followed any further.
+        """
         sampling = self.sampling
         told, length = logits, len(self.tokens.ids) - self.tokens.prompt_tokens
         if sampling.penalised:
             logits = penalised(logits, sampling, self.tokens.ids[: self.tokens.prompt_tokens], self.tokens.answer)
-        if length < sampling.min_tokens and self.stop_token_ids:
+        if self.grammar is not None:
+            logits = self.grammar.allowed(logits)
+        elif length < sampling.min_tokens and self.stop_token_ids:
             logits = without(logits, sorted(one for one in self.stop_token_ids if one < logits.shape[-1]))
         if sampling.temperature < TEMPERATURE_MIN and logits is told:
             token = likeliest
@@ -77,25 +85,45 @@ class Flight:
         self.tokens.ids.append(token)
         if sampling.logprobs is not None:
             self.reported.append(chosen(told, token, sampling.logprobs))
-        if sampling.stop and self._stopped():
+        if sampling.stop and self.transcript is not None:
+            self.transcript.read(self.tokens.answer)
+            if self.transcript.stopped:
+                return "stop"
+        if self.grammar is not None and self.grammar.complete_after(token):
             return "stop"
         return "length" if len(self.tokens.ids) - self.tokens.prompt_tokens >= self.tokens.tokens_max else None
 
-    def _stopped(self) -> bool:
-        assert self.detokenise is not None, "admitted only with a tokenizer"
-        text = self.detokenise(self.tokens.answer)
-        look = look_for_stops(text, self.sampling.stop_texts, min(self.shown, len(text)))
-        self.shown = look.shown
-        if look.stopped:
-            self.text = text[: look.shown]
-        return look.stopped
+    def grown(self, now_ms: float) -> EngineDelta | None:
+        """What to tell of an answer under way, if it is time and anything is final that was not told."""
+        if now_ms - self.told_at_ms < TOLD_EVERY_MS:
+            return None
+        if self.transcript is not None and not self.sampling.stop:  # for stop texts every token was read already
+            self.transcript.read(self.tokens.answer)
+        return self._untold(now_ms)
+
+    def last_grown(self, now_ms: float) -> EngineDelta | None:
+        """The rest, now that the answer has ended."""
+        if self.transcript is not None:
+            self.transcript.finish(self.tokens.answer)
+        return self._untold(now_ms)
+
+    def _untold(self, now_ms: float) -> EngineDelta | None:
+        fresh = self.tokens.answer[self.told_tokens :]
+        text = "" if self.transcript is None else self.transcript.text[self.told_characters :]
+        if not text and (self.transcript is not None or not fresh):
+            return None  # tokens wait for the text that they complete
+        self.told_at_ms = now_ms
+        self.told_tokens += len(fresh)
+        self.told_characters += len(text)
+        return EngineDelta(fresh, text)
 
     def ended(self, finish_reason: str) -> EngineOutput:
         answer = self.tokens.answer
         outputs: bytes | None = None
-        if self.text is not None or self.sampling.logprobs is not None:
+        stopped = self.transcript.text if self.transcript is not None and self.transcript.stopped else None
+        if stopped is not None or self.sampling.logprobs is not None:
             assert self.detokenise is not None, "admitted only with a tokenizer"
-            text = self.detokenise(answer) if self.text is None else self.text
+            text = self.detokenise(answer) if stopped is None else stopped
             logprobs = None if self.sampling.logprobs is None else tuple(self.reported)
             outputs = _encode(Answer(text, finish_reason, logprobs))
         return EngineOutput(
@@ -124,9 +152,14 @@ class Flight:
 
 
 def admitted(
-    ticket: int, item: EngineInput, limits: DecoderLimits, detokenise: Detokenise | None, now_ms: float
+    ticket: int,
+    item: EngineInput,
+    limits: DecoderLimits,
+    detokenise: Detokenise | None,
+    grammars: Grammars | None,
+    now_ms: float,
 ) -> Flight | EngineOutput:
-    """The request on its way, or why it cannot be served."""
+    """The request on its way, or why it cannot be served. `grammars` is there with `detokenise`."""
     prompt = item.token_ids
     if not prompt:
         return failed(item, "tokens_missing", "this model needs token ids: Stage 0 must tokenise the text for it.")
@@ -137,8 +170,8 @@ def admitted(
         sampling = sampling_of(item.parameters)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return failed(item, "invalid_parameters", f"parameters: {error}")
-    if detokenise is None and (sampling.stop or sampling.logprobs is not None):
-        asked = "stop" if sampling.stop else "logprobs"
+    asked = _needs_text(sampling)
+    if detokenise is None and asked:
         message = f"parameters.{asked}: the model's declaration names no tokenizer, which this needs."
         return failed(item, "invalid_parameters", message)
     if len(prompt) >= limits.context_tokens + (1 if sampling.score else 0):
@@ -154,5 +187,24 @@ def admitted(
         deadline_at_ms=item.deadline_at_ms,
         reuses_prefix=not sampling.score,
     )
+    grammar: Grammar | None = None
+    if sampling.response_format is not None and grammars is not None:
+        try:
+            grammar = grammars.begin(sampling.response_format)
+        except GrammarRefused as refusal:
+            return failed(item, refusal.code, f"parameters.response_format: {refusal.message}")
     stops = limits.stop_token_ids.union(sampling.stop_token_ids)
-    return Flight(item, tokens, sampling, generator_of(item), stops, detokenise, now_ms)
+    flight = Flight(item, tokens, sampling, generator_of(item), stops, detokenise, now_ms, grammar=grammar)
+    if detokenise is not None and (sampling.stop or item.stream):
+        flight.transcript = Transcript(detokenise, sampling.stop_texts)
+    return flight
+
+
+def _needs_text(sampling: Sampling) -> str:
+    """The first parameter for which the engine must know the text of tokens; empty when there is none."""
+    asked = {
+        "stop": bool(sampling.stop),
+        "logprobs": sampling.logprobs is not None,
+        "response_format": sampling.response_format is not None,
+    }
+    return next((name for name, wanted in asked.items() if wanted), "")

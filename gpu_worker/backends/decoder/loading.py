@@ -18,7 +18,8 @@ import torch
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.arena import Arenas, ModelPages
-from gpu_worker.backends.decoder.flight import DecoderLimits, Detokenise
+from gpu_worker.backends.decoder.flight import DecoderLimits
+from gpu_worker.backends.decoder.grammar import Grammars
 from gpu_worker.backends.decoder.linear import PRECISIONS
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.decoder.network import DecoderNetwork, read_network
@@ -26,6 +27,7 @@ from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner, Run
 from gpu_worker.backends.decoder.shape import DecoderShape, read_shape
 from gpu_worker.backends.weights import whole_number
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
+from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.errors import ConfigError, did_you_mean
@@ -63,6 +65,7 @@ class DecoderLoader:
             limits=limits,
             sequences_max=steps.sequences_max,
             detokenise=self._detokenise(launch),
+            grammars=_grammars(launch, limits),
             clock=self._clock,
             lock=self._lock,
             memory_bytes=network.memory_bytes,
@@ -76,6 +79,14 @@ class DecoderLoader:
             return self._tokenizers.get(launch.tokenizer).decode
         except ConfigError as error:
             raise ModelRefused("tokenizer_unreadable", str(error)) from error
+
+
+def _grammars(launch: ModelLaunch, limits: DecoderLimits) -> Grammars | None:
+    if not launch.tokenizer:
+        return None
+    file = Path(launch.tokenizer)
+    file = file / "tokenizer.json" if file.is_dir() else file
+    return Grammars(file.read_text(encoding="utf-8"), limits.vocabulary, sorted(limits.stop_token_ids))
 
 
 def _runner(launch: ModelLaunch, network: DecoderNetwork, pages: ModelPages) -> Runner:

@@ -8,12 +8,14 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
 from gpu_worker.backends.decoder.choice import scored
-from gpu_worker.backends.decoder.flight import DecoderLimits, Detokenise, Flight, admitted
+from gpu_worker.backends.decoder.flight import DecoderLimits, Flight, admitted
+from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.runner import Runner
 from gpu_worker.decoding.sequence import Chunk
 from gpu_worker.decoding.step_scheduler import StepScheduler
+from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.ports import Clock
 
 
@@ -31,6 +33,7 @@ class DecoderModel:
         limits: DecoderLimits,
         sequences_max: int,
         detokenise: Detokenise | None,
+        grammars: Grammars | None,
         clock: Clock,
         lock: RLock,
         memory_bytes: int,
@@ -40,10 +43,15 @@ class DecoderModel:
         self._scheduler = scheduler
         self._limits = limits
         self._detokenise = detokenise
+        self.grammars = grammars
         self._clock = clock
         self._lock = lock
         self._flights: dict[int, Flight] = {}
         """By ticket, in order of arrival."""
+        self._followed: dict[int, Flight] = {}
+        """Those of them that stream."""
+        self._last_deltas: list[tuple[int, EngineDelta]] = []
+        """Of answers that ended in the newest step."""
         self.sequences_max = sequences_max
         self.memory_bytes = memory_bytes
         self.weights_digest = weights_digest
@@ -60,7 +68,7 @@ class DecoderModel:
         return self._scheduler.preemptions
 
     def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
-        flight = admitted(ticket, item, self._limits, self._detokenise, self._clock.monotonic_ms())
+        flight = admitted(ticket, item, self._limits, self._detokenise, self.grammars, self._clock.monotonic_ms())
         if isinstance(flight, EngineOutput):
             return flight
         longest = flight.tokens.prompt_tokens + flight.tokens.tokens_max
@@ -69,6 +77,8 @@ class DecoderModel:
                 message = f"prompt and answer may have {longest} tokens, more than the KV pool holds (kv_mb)."
                 return failed(item, "context_length_exceeded", message)
             self._flights[ticket] = flight
+            if item.stream:
+                self._followed[ticket] = flight
             self._scheduler.add(flight.tokens)
         return None
 
@@ -84,9 +94,21 @@ class DecoderModel:
                 ended += self._advance(chunks, flights, logits)
             return ended
 
+    def deltas(self) -> list[tuple[int, EngineDelta]]:
+        if not self._followed and not self._last_deltas:
+            return []
+        told, self._last_deltas = self._last_deltas, []
+        now_ms = self._clock.monotonic_ms()
+        for ticket, flight in self._followed.items():
+            delta = flight.grown(now_ms)
+            if delta is not None:
+                told.append((ticket, delta))
+        return told
+
     def cancel(self, ticket: int) -> EngineOutput | None:
         with self._lock:
             flight = self._flights.pop(ticket, None)
+            self._followed.pop(ticket, None)
             if flight is None:
                 return None
             self._scheduler.remove(flight.tokens)
@@ -98,6 +120,8 @@ class DecoderModel:
                 self._scheduler.remove(flight.tokens)
             tickets = list(self._flights)
             self._flights.clear()
+            self._followed.clear()
+            self._last_deltas.clear()
             return tickets
 
     def run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
@@ -121,6 +145,7 @@ class DecoderModel:
         for sequence in self._scheduler.expired(self._clock.now_ms()):
             self._scheduler.remove(sequence)
             flight = self._flights.pop(sequence.ticket)
+            self._followed.pop(sequence.ticket, None)
             message = f"the deadline passed after {len(sequence.answer)} of at most {sequence.tokens_max} tokens."
             late.append((sequence.ticket, failed(flight.item, "deadline_exceeded", message)))
         return late
@@ -138,8 +163,13 @@ class DecoderModel:
         for place, token in zip(choosing, likeliest, strict=True):
             flight = flights[place]
             self._time_first(flight, now_ms)
-            reason = flight.choose(logits[place][-1], token)
+            try:
+                reason = flight.choose(logits[place][-1], token)
+            except GrammarRefused as refusal:
+                ended.append(self._end(flight, failed(flight.item, refusal.code, refusal.message)))
+                continue
             if reason is not None:
+                self._tell_last(flight, now_ms)
                 ended.append(self._end(flight, flight.ended(reason)))
         for chunk, flight, rows in zip(chunks, flights, logits, strict=True):
             if flight.sampling.score:
@@ -149,6 +179,12 @@ class DecoderModel:
                     self._time_first(flight, now_ms)
                     ended.append(self._end(flight, flight.scored()))
         return ended
+
+    def _tell_last(self, flight: Flight, now_ms: float) -> None:
+        if flight.item.stream:
+            delta = flight.last_grown(now_ms)
+            if delta is not None:
+                self._last_deltas.append((flight.tokens.ticket, delta))
 
     def _time_first(self, flight: Flight, now_ms: float) -> None:
         if flight.first_token_ms is None:
@@ -160,4 +196,5 @@ class DecoderModel:
         ticket = flight.tokens.ticket
         self._scheduler.remove(flight.tokens)
         del self._flights[ticket]
+        self._followed.pop(ticket, None)
         return ticket, output

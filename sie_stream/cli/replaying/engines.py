@@ -20,6 +20,7 @@ from gpu_worker.engine_port import (
     EngineStepped,
     LoadFailed,
     ModelLoaded,
+    TokensStreamed,
 )
 from gpu_worker.outcomes import Stage2Refused, engine_label
 from sie_stream.control import ModelLaunch
@@ -173,7 +174,7 @@ class Engines:
                 self._refused[event.slot] = f"{event.code}: {event.message}"
             case EngineStarted():
                 self._versions[event.engine] = event.versions
-            case EngineStepped():
+            case EngineStepped() | TokensStreamed():
                 pass  # what runs goes on
             case EngineDied():
                 self._revive(event)

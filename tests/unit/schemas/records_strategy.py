@@ -157,4 +157,5 @@ TOKEN_DELTAS = st.builds(
     provisional=st.booleans(),
     worker=TEXTS,
     incarnation=TEXTS,
+    attempt=INTS,
 )
