@@ -119,7 +119,8 @@ def _unknown(state: ClusterState, decision: str, offset: int) -> str:
         return f"No decision {decision} has been made: sie.cluster ends before offset {offset}."
     return (
         f"No model that is declared now was moved by {decision}, or it was not among the newest {JOURNAL_MAX} changes "
-        f"of a model's placement. What is undone is where replicas are; a declaration is taken back by another one."
+        f"of a model's placement. What is undone is where replicas are; a declaration is taken back by another one. "
+        f"`sie-stream decisions` shows the ids."
     )
 
 

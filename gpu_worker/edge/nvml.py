@@ -44,7 +44,9 @@ def nvml_session(load: Callable[[], Any]) -> Iterator[Any]:
     try:
         nvml = load()
     except ImportError as error:
-        raise NvmlUnavailable(f"pynvml cannot be imported ({error}); install nvidia-ml-py for GPUs") from error
+        raise NvmlUnavailable(
+            f"pynvml cannot be imported ({error}); only a machine with NVIDIA GPUs needs nvidia-ml-py"
+        ) from error
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -14,7 +14,7 @@ from scheduler.snapshots import oldest_snapshot
 from schemas.codec import encode_decision
 from sie_stream import __version__
 from sie_stream.cli import audit_bundle, audit_requests
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json, with_examples
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
@@ -22,7 +22,14 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
 from sie_stream.settings import Settings
 
-app = typer.Typer(help="Check what the engine did against its log, and take the proof along.", no_args_is_help=True)
+app = typer.Typer(
+    help=with_examples(
+        "Check what the engine did against its log, and take the proof along.",
+        "sie-stream audit verify --from 24h",
+        "sie-stream audit decisions",
+    ),
+    no_args_is_help=True,
+)
 
 app.command("verify")(audit_requests.verify)
 app.command("export")(audit_bundle.export)

@@ -10,13 +10,23 @@ import typer
 from scheduler.offers import placement_problem, wish_of
 from scheduler.placement import explanations
 from scheduler.state import ClusterState
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    console,
+    show_json,
+    show_rows,
+    with_examples,
+)
 from sie_stream.cli.workers import cluster_state
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.settings import Settings
 
-app = typer.Typer(help="Why things are as they are.", no_args_is_help=True)
+app = typer.Typer(
+    help=with_examples("Why things are as they are.", "sie-stream explain placement wine-rf"), no_args_is_help=True
+)
 
 
 @app.callback()

@@ -38,6 +38,11 @@ if not console.is_terminal:
 error_console = Console(stderr=True)
 
 
+def with_examples(help_text: str, *lines: str) -> str:
+    """Help of a group of commands, with examples as single commands have them."""
+    return f"{help_text}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def show_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: OutputFormat, empty: str) -> None:
     """Rows as a table with the named columns, or as a JSON list with every field. `empty`: what to say of no rows."""
     if output is OutputFormat.JSON:

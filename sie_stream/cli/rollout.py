@@ -21,7 +21,15 @@ from schemas.codec import decode_cluster
 from schemas.wire import CodecError
 from sie_stream.cli.ask import ask, of_kind
 from sie_stream.cli.declare import load_specs, with_absolute_source
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    console,
+    show_json,
+    show_rows,
+    with_examples,
+)
 from sie_stream.cli.rollout_view import HISTORY, history_rows, history_table_rows, picture, status_rows
 from sie_stream.cli.workers import cluster_state
 from sie_stream.commands import RolloutOrder, StartRollout
@@ -33,7 +41,12 @@ from sie_stream.ids import TopicPartition
 from sie_stream.spec import to_json
 
 app = typer.Typer(
-    help="Roll a new version out by steps: start, watch, pause, promote, abort, take back.", no_args_is_help=True
+    help=with_examples(
+        "Roll a new version out by steps: start, watch, pause, promote, abort, take back.",
+        "sie-stream rollout status churn --follow",
+        "sie-stream rollout undo churn",
+    ),
+    no_args_is_help=True,
 )
 
 ANSWER_S = 15.0

@@ -8,7 +8,15 @@ import msgspec
 import typer
 
 from sie_stream.cli import topic_holds
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    console,
+    show_json,
+    show_rows,
+    with_examples,
+)
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.registry import register_released
 from topics.catalog import system_topics
@@ -25,7 +33,14 @@ from topics.plan import (
     repairable,
 )
 
-app = typer.Typer(help="Topics and schemas of this installation: plan, apply, and legal holds.", no_args_is_help=True)
+app = typer.Typer(
+    help=with_examples(
+        "Topics and schemas of this installation: plan, apply, and legal holds.",
+        "sie-stream topics plan",
+        'sie-stream topics hold results --reason "case 4711"',
+    ),
+    no_args_is_help=True,
+)
 app.command("hold")(topic_holds.hold)
 app.command("release")(topic_holds.release)
 app.command("holds")(topic_holds.holds)
