@@ -26,7 +26,9 @@ class Stage2Store:
     def __call__(self, launch: ModelLaunch) -> Stage2:
         """Raises Stage2Refused when the tokenizer cannot be read or the schema cannot be compiled."""
         try:
-            detokenise = self._tokenizers.get(launch.tokenizer).decode if launch.tokenizer else None
+            # A pooled model's tokens become text in egress; reading a tokenizer would hold heartbeats up for nothing.
+            here = launch.tokenizer and launch.fusion != "pooled"
+            detokenise = self._tokenizers.get(launch.tokenizer).decode if here else None
             return stage2_of(self._record_bytes_max, detokenise, self._check(bytes(launch.output_schema)))
         except (ConfigError, SpecError) as refusal:
             raise Stage2Refused(str(refusal)) from refusal

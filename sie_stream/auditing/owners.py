@@ -64,6 +64,8 @@ class Owners(Struct):
     _released: dict[tuple[Partition, Owner], int] = field(default_factory=dict)
     _last: dict[Partition, Owner] = field(default_factory=dict)
     _ever: dict[Partition, set[Incarnation]] = field(default_factory=dict)
+    _of_topic: dict[str, str] = field(default_factory=dict)
+    """By work topic: the model, or the variant of one, that has its partitions."""
     _answered: dict[tuple[str, int, int], str] = field(default_factory=dict)
 
     def fact(self, offset: int, at_ms: int, record: ClusterRecord) -> None:
@@ -92,6 +94,7 @@ class Owners(Struct):
     def row(self, row: PlacementRow) -> None:
         """One published state of a model's placement."""
         seen: set[int] = set()
+        self._of_topic[row.topic] = row.model
         for one in row.partitions:
             partition = Partition(row.model, one.partition)
             if one.partition in seen:
@@ -129,7 +132,7 @@ class Owners(Struct):
             return
         self.results += 1
         maker = (source.worker, source.incarnation)
-        partition = Partition(result.model, source.work_partition)
+        partition = Partition(self._of_topic.get(source.work_topic, result.model), source.work_partition)
         if maker not in self._ever.get(partition, ()):
             self.violations.append(
                 f"{result.request_id} was answered by {'/'.join(maker)}, which never owned {_text(partition)}"

@@ -101,3 +101,12 @@ def test_results_of_owners_are_right_and_those_of_ingress_are_passed_over() -> N
     refused = structs.replace(mine[0], provenance=Provenance("r", 0, 7))
     found = handover(FENCED, 20, 30, *mine, by_egress, refused)
     assert (found.violations, found.results) == ([], 3)
+
+
+def test_a_variant_has_partitions_of_its_own() -> None:
+    """Its topic is another one, so partition 0 of it is not partition 0 of its model."""
+    origin = Provenance("r", 0, 5, "sie.work.m.CANARY", 0, 5, worker="w1", incarnation="b")
+    said = structs.replace(result("w1", "b", 5), variant="canary", provenance=origin)
+    of_canary = PlacementRow("m.CANARY", "sie.work.m.CANARY", (), (PartitionPlacement(0, "w1", "b", 10, "assigned"),))
+    assert owners_of([(1, T0, JOINED)], [row("w0", "a", 10), of_canary], [said]).violations == []
+    assert len(owners_of([(1, T0, JOINED)], [row("w0", "a", 10)], [said]).violations) == 1
