@@ -107,9 +107,9 @@ def test_file_types_are_those_of_the_original_package() -> None:
     inputs = [{"inputs": {"content_base64": line["content_base64"]}} for line in golden]
     items = [as_input(place, line) for place, line in enumerate(inputs)]
     alone = [answer for item in items for answer in model.run([item])]
-    # The runtime sums in another order for a batch, so its scores differ a little more.
-    for answers, tolerance in ((alone, 1e-5), (model.run(items), 1e-3)):
+    # Rows run in blocks of eight, where the runtime sums in another order than for the single row of the package.
+    for answers in (alone, model.run(items)):
         for line, answer in zip(golden, answers, strict=True):
             found = json.loads(answer.outputs or b"")
             assert (found["label"], found["raw_label"]) == (line["label"], line["raw_label"])
-            assert found["score"] == pytest.approx(line["score"], abs=tolerance)
+            assert found["score"] == pytest.approx(line["score"], abs=1e-3)
