@@ -106,7 +106,7 @@ def test_each_failure_is_a_chain_from_its_cause_to_the_first_answer(tmp_path: Pa
             paused = await_failure(room, "worker_lost", "worker-1", lambda one: one.first_answer_ms is not None)
         finally:
             room.signal("worker-1", signal.SIGCONT)
-        assert "no heartbeat" in paused.root.reason
+        assert "No heartbeat" in paused.root.reason
         assert_in_order(paused)
         room.await_progress(SOME, STEP_S)
 
