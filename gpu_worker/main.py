@@ -51,6 +51,8 @@ SWITCH_INTERVAL_S = 0.001
 """The commit thread gets its turn this soon while the loop is busy (default 5 ms, several times per commit)."""
 GC_THRESHOLDS = (20_000, 20, 20)
 STOP_BUDGET_MS = 10_000
+WORK_FETCH_WAIT_MS = 100
+"""Less than other readers: a partition that back pressure paused is fetched again only behind the fetch under way."""
 FLUSH_MS = 2_000
 LIBRARIES = ("sie-stream", "confluent-kafka", "msgspec", "scikit-learn", "onnxruntime", "torch")
 
@@ -153,7 +155,7 @@ class WorkerProcess:
         )
         # First of all: from here on no earlier incarnation of this worker can commit anything.
         writer.init()
-        work = KafkaReader(bootstrap, names.worker_group, overrides)
+        work = KafkaReader(bootstrap, names.worker_group, overrides, fetch_wait_ms=WORK_FETCH_WAIT_MS)
         placements = KafkaReader(bootstrap, names.worker_group, overrides)
         # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0)
