@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler.latency_gates import LatencyWindow, judge_latency
 from scheduler.verdicts import ALPHA, Z_ALPHA, GateLimits, GateResult, binomial_tail, short, verdict_of
+from sie_stream.drift import psi_of
 from sie_stream.rollout_records import VariantStats
 from sie_stream.sketch import BUCKET_MAX, count_of
 from sie_stream.sketch import added as sketches
@@ -124,16 +125,6 @@ def _deciles(new: Mapping[int, int], old: Mapping[int, int]) -> list[tuple[int, 
 
 def _categories(new: Mapping[str, int], old: Mapping[str, int]) -> list[tuple[int, int]]:
     return [(new.get(value, 0), old.get(value, 0)) for value in sorted(new.keys() | old.keys())]
-
-
-def psi_of(bins: list[tuple[int, int]]) -> float:
-    """Population stability index; an empty bin counts as half a sample."""
-    n, m = sum(new for new, _ in bins), sum(old for _, old in bins)
-    total = 0.0
-    for new, old in bins:
-        actual, expected = max(new, 0.5) / n, max(old, 0.5) / m
-        total += (actual - expected) * math.log(actual / expected)
-    return total
 
 
 def _psi(name: str, bins: list[tuple[int, int]], limit: float) -> GateResult:

@@ -1,12 +1,11 @@
 """How a distribution of scores moved: samples of bounded size, PSI, Kolmogorov-Smirnov, histograms.
 
-Sources: PSI as in credit scoring (Siddiqi, Credit Risk Scorecards, 2006): sum of (q - p) ln(q / p) over the tenths of
-the first sample; the two-sample Kolmogorov-Smirnov distance is the largest gap between the two empirical distributions.
+PSI over the tenths of the first sample (sie_stream/drift.py); the two-sample Kolmogorov-Smirnov distance is the
+largest gap between the two empirical distributions.
 """
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
+from sie_stream.drift import psi_of
+
 SAMPLE_MAX = 32_768
 PSI_BINS = 10
-PSI_FLOOR = 1e-4
-"""Share of an empty bin: its logarithm would be infinite."""
 
 
 class Sample:
@@ -48,15 +47,14 @@ def psi(before: Sequence[float], after: Sequence[float], bins: int = PSI_BINS) -
         return 0.0
     ordered = sorted(before)
     edges = sorted({ordered[len(ordered) * number // bins] for number in range(1, bins)})
-    first, second = _shares(before, edges), _shares(after, edges)
-    return sum((q - p) * math.log(q / p) for p, q in zip(first, second, strict=True))
+    return psi_of(list(zip(_counted(after, edges), _counted(before, edges), strict=True)))
 
 
-def _shares(values: Sequence[float], edges: list[float]) -> list[float]:
+def _counted(values: Sequence[float], edges: list[float]) -> list[int]:
     counts = [0] * (len(edges) + 1)
     for value in values:
         counts[bisect_right(edges, value)] += 1
-    return [max(PSI_FLOOR, count / len(values)) for count in counts]
+    return counts
 
 
 def ks(before: Sequence[float], after: Sequence[float]) -> float:

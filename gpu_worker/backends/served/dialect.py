@@ -6,15 +6,15 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpu_worker.backends.served.sampling import ServedSampling
 from gpu_worker.backends.served.web import WebClient
+from gpu_worker.decoding.parameters import Sampling
 
 
 class Prompt(Struct, frozen=True):
     """One request, ready to be sent: exactly one of token_ids, text, messages."""
 
     request_id: str
-    sampling: ServedSampling
+    sampling: Sampling
     seed: int
     max_tokens: int
     token_ids: list[int] | None = None

@@ -112,7 +112,7 @@ class SglangDialect:
                 for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
             },
             "frequency_penalty": sampling.frequency_penalty,
-            "stop": sampling.stop or None,
+            "stop": list(sampling.stop_texts) or None,
             "stop_token_ids": sampling.stop_token_ids or None,
             "top_k": sampling.top_k or -1,
         }

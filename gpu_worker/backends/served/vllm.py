@@ -111,7 +111,7 @@ class VllmDialect:
             },
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
-            "stop": sampling.stop or None,
+            "stop": list(sampling.stop_texts) or None,
             "stop_token_ids": sampling.stop_token_ids or None,
         }
         if prompt.messages is not None:

@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from scheduler.gates import is_sane, judge, ks_distance, psi_of
+from scheduler.gates import is_sane, judge, ks_distance
 from scheduler.latency_gates import LatencyWindow, blocks
 from scheduler.verdicts import GateLimits, binomial_tail
+from sie_stream.drift import psi_of
 from sie_stream.rollout_records import Sketch, VariantStats
 from sie_stream.sketch import above, added, bucket_of, quantile, sketch_of, value_of
 
