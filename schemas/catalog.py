@@ -61,6 +61,7 @@ def subjects(names: TopicNames) -> tuple[tuple[str, str], ...]:
         (names.requests, "InferenceRequest"),
         (names.outputs, "RawOutput"),
         (names.results, "Result"),
+        (names.shadow, "Result"),
         (names.deadletter, "DeadLetter"),
         (names.tokens, "TokenDelta"),
         *((topic, "ControlEnvelope") for topic in control),

@@ -206,6 +206,8 @@ def check(
 
 def problems_of(bundle: Path, public_key: Path | None) -> tuple[list[str], Manifest | None]:
     """What is wrong, and the manifest when it can be believed or at least read."""
+    if not bundle.is_dir():
+        raise ConfigError(f"{bundle}: there is no such folder. Name the folder that `audit export` made.")
     there = {name: bundle / name for name in UNLISTED}
     missing = [f"{name}: missing" for name, path in there.items() if not path.is_file()]
     if missing:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from schemas.codec import encode_cluster
-from sie_stream.cli.topics import admin_of, register_schemas
+from sie_stream.cli.topics import register_schemas
 from sie_stream.control import WorkerExited
 from sie_stream.deadline import Deadline
 from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker
@@ -26,6 +26,7 @@ from sie_stream.errors import ConfigError, LogError
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 from topics.catalog import system_topics
+from topics.edge.admin import KafkaAdmin
 
 STOP_ORDER = ("bridge", "ingress", "worker", "egress", "outcomes", "scheduler")
 READY_TIMEOUT_S = 60.0
@@ -82,7 +83,7 @@ class Cluster:
         self._start_broker()
         self.connection = Connection(self.settings)
         self._say("topics and schemas")
-        admin_of(self.connection).ensure(system_topics(self.settings))
+        KafkaAdmin.of(self.settings).ensure(system_topics(self.settings))
         register_schemas(self.connection)
         self._reports = self.connection.plain_writer()
         self._start_processes()

@@ -119,7 +119,9 @@ def _decoded(record: LogRecord) -> Iterator[Logged]:
     try:
         decision = decode_decision(record.value)
     except CodecError as error:
-        error_console.print(f"{record.topic}, offset {record.offset}: no decision: {error}", highlight=False)
+        error_console.print(
+            f"{record.topic}, offset {record.offset}: no decision: {error}", highlight=False, markup=False
+        )
         return
     yield Logged(record.offset, record.timestamp_ms - decision.at_ms, decision)
 

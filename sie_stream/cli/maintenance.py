@@ -84,7 +84,7 @@ def _tell(decision: Decision, output: OutputFormat) -> None:
         show_json(msgspec.to_builtins(decision))
     else:
         state = decision.kind.removeprefix("worker_") if decision.kind != IGNORED else "unchanged"
-        console.print(f"{decision.subject}: {state}. {decision.reason}")
+        console.print(f"{decision.subject}: {state}. {decision.reason}", markup=False)
     if decision.kind == IGNORED:
         raise typer.Exit(1)
 

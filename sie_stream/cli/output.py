@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sie_stream.errors import SieError
@@ -72,7 +73,7 @@ def _cell(value: Any) -> str:
 
 
 def show_error(error: SieError) -> None:
-    error_console.print(f"[bold red]error[/]: {error}", highlight=False, soft_wrap=True)
+    error_console.print(f"[bold red]error[/]: {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 def pick(option: str, chosen: str, choices: Mapping[str, PickT]) -> PickT:

@@ -91,6 +91,7 @@ def replay(
       sie-stream replay --decision d-120-0 --speed 500
     """
     name, version = model_and_version(model)
+    _check_folders(html=html, parquet=parquet)
     question = Question(
         topic, first, until, tuple(partition or ()), tuple(request_id or ()), decision, name, _milliseconds(late)
     )
@@ -108,15 +109,24 @@ def replay(
 
 
 def _hand_over(report: Report, output: OutputFormat, html: Path | None, parquet: Path | None) -> None:
+    if output is OutputFormat.JSON:
+        show_json(msgspec.to_builtins(report))
+    else:
+        show_report(report)
     if html is not None:
         html.write_text(report_page(report))
     if output is OutputFormat.JSON:
-        show_json(msgspec.to_builtins(report))
         return
-    show_report(report)
     for path in (html, parquet):
         if path is not None:
             console.print(f"written: {path}", highlight=False)
+
+
+def _check_folders(**files: Path | None) -> None:
+    """Before an hour of work, not after it. Raises ConfigError."""
+    for option, path in files.items():
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"--{option} {path}: there is no folder {path.absolute().parent}; make it first")
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -13,12 +13,8 @@ import typer
 from msgspec import Raw
 from rich.live import Live
 
-from scheduler.machine import SchedulerMachine
 from scheduler.rollout import FULL
-from scheduler.snapshots import newest_snapshot
 from scheduler.state import ClusterState
-from schemas.codec import decode_cluster
-from schemas.wire import CodecError
 from sie_stream.cli.ask import ask, of_kind
 from sie_stream.cli.declare import load_specs, with_absolute_source
 from sie_stream.cli.output import (
@@ -31,11 +27,10 @@ from sie_stream.cli.output import (
     with_examples,
 )
 from sie_stream.cli.rollout_view import HISTORY, history_rows, history_table_rows, picture, status_rows
-from sie_stream.cli.workers import cluster_state
+from sie_stream.cli.workers import cluster_state, fold, from_snapshot
 from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError, Retriable, did_you_mean
 from sie_stream.ids import TopicPartition
 from sie_stream.spec import to_json
@@ -255,19 +250,14 @@ def followed(connection: Connection) -> Iterator[ClusterState]:
     topics = connection.settings.topics
     reader = connection.reader()
     try:
-        machine = SchedulerMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
+        machine = from_snapshot(connection, reader)
         reader.assign({TopicPartition(topics.cluster, 0): machine.state.next_offset})
         while True:
             try:
                 records = reader.poll(5_000, FOLLOW_MS)
             except Retriable:
                 continue  # passing trouble of Kafka
-            for record in records:
-                try:
-                    fact = decode_cluster(record.value or b"")
-                except CodecError:
-                    continue  # the scheduler skips it too, and says so in its log
-                machine.step(record.offset, record.timestamp_ms, fact)
+            fold(machine, records)
             if records:
                 yield machine.state
     finally:

@@ -53,7 +53,7 @@ def hold(
       sie-stream topics hold results --reason "case 2026-17, ask legal before release"
     """
     connection = Connection.open(bootstrap_servers)
-    admin = _admin(connection)
+    admin = KafkaAdmin.of(connection.settings)
     found = _existing(connection.settings, admin, topic)
     answer = _order(connection, HoldTopic(found.topic, reason, getpass.getuser()), "topic_held")
     admin.apply(plan_hold(found))
@@ -72,7 +72,7 @@ def release(
       sie-stream topics release results
     """
     connection = Connection.open(bootstrap_servers)
-    admin = _admin(connection)
+    admin = KafkaAdmin.of(connection.settings)
     found = _existing(connection.settings, admin, topic)
     answer = _order(connection, ReleaseTopic(found.topic, getpass.getuser()), "topic_released", fine=is_held(found))
     admin.apply(plan_release(declared(connection.settings, found.topic), found))
@@ -87,7 +87,10 @@ def holds(bootstrap_servers: BootstrapOption = None, output: OutputOption = Outp
       sie-stream topics holds -o json
     """
     connection = Connection.open(bootstrap_servers)
-    rows = hold_rows(cluster_state(connection).holds, _admin(connection).describe_all(connection.settings.topic_prefix))
+    rows = hold_rows(
+        cluster_state(connection).holds,
+        KafkaAdmin.of(connection.settings).describe_all(connection.settings.topic_prefix),
+    )
     show_rows(rows, ["topic", "in_force", "since", "actor", "reason"], output, empty="no topic is held")
     if any(row["in_force"] != "yes" for row in rows):
         raise typer.Exit(2)
@@ -133,11 +136,6 @@ def _existing(settings: Settings, admin: KafkaAdmin, name: str) -> TopicSpec:
     if found is None:
         raise ConfigError(f"topic {topic} does not exist: `sie-stream topics plan` shows what is missing")
     return found
-
-
-def _admin(connection: Connection) -> KafkaAdmin:
-    settings = connection.settings
-    return KafkaAdmin(settings.bootstrap_servers, settings.client_overrides, settings.replication_factor)
 
 
 def _order(connection: Connection, command: HoldTopic | ReleaseTopic, kind: str, *, fine: bool = False) -> Decision:

@@ -46,15 +46,10 @@ app.command("release")(topic_holds.release)
 app.command("holds")(topic_holds.holds)
 
 
-def admin_of(connection: Connection) -> KafkaAdmin:
-    settings = connection.settings
-    return KafkaAdmin(settings.bootstrap_servers, settings.client_overrides, settings.replication_factor)
-
-
 def planned(connection: Connection) -> tuple[TopicChange, ...]:
     """What has to change so that the system topics are as declared."""
     desired = system_topics(connection.settings)
-    return plan(desired, admin_of(connection).describe([spec.topic for spec in desired]))
+    return plan(desired, KafkaAdmin.of(connection.settings).describe([spec.topic for spec in desired]))
 
 
 def in_words(change: TopicChange) -> dict[str, Any]:
@@ -98,7 +93,7 @@ def apply_topics(bootstrap_servers: BootstrapOption = None, output: OutputOption
     """
     connection = Connection.open(bootstrap_servers)
     changes = planned(connection)
-    admin_of(connection).apply(repairable(changes))
+    KafkaAdmin.of(connection.settings).apply(repairable(changes))
     register_schemas(connection)
     if output is OutputFormat.JSON:
         show_json([in_words(change) for change in changes])

@@ -86,11 +86,11 @@ def trace(
       sie-stream trace --slow --model wine-rf --since 10m
     """
     now_ms = round(time.time() * 1_000)
-    if slow == (request_id is not None):
-        raise ConfigError("name one request, or give --slow with --model")
-    if slow and not model:
-        raise ConfigError("--slow needs --model")
     times = _times(around, since, now_ms)
+    if slow == (request_id is not None) or slow != bool(model):
+        raise ConfigError("name one request, or give --slow and --model together")
+    if (key and times is None) or (slow and (key or otel)):
+        raise ConfigError("--key needs --around or --since, and neither --key nor --otel goes with --slow")
     connection = Connection.open(bootstrap_servers)
     reader = connection.reader(fetch_wait_ms=FETCH_WAIT_MS)
     try:
@@ -109,9 +109,8 @@ def trace(
     else:
         _show(found)
     if found.state == "unknown":
-        where = "in that time" if times is not None else "on the topics of requests and results"
-        said = f"no request {request_id!r} {where}; `sie-stream doctor` looks at the engine"
-        error_console.print(said, highlight=False)
+        elsewhere = "leave --around and --since out to look everywhere" if times else "see `sie-stream doctor`"
+        error_console.print(f"no request {request_id!r} was found; {elsewhere}", highlight=False, markup=False)
         raise typer.Exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from scheduler.guard import GuardedMachine
@@ -11,26 +12,37 @@ from scheduler.state import ClusterState
 from schemas.codec import decode_cluster
 from schemas.wire import CodecError
 from sie_stream.edge.connection import Connection
+from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicPartition
+from sie_stream.records import LogRecord
 
 
 def cluster_state(connection: Connection) -> ClusterState:
     """The present state of the control plane, computed here and not asked for."""
-    topics = connection.settings.topics
+    cluster = connection.settings.topics.cluster
     reader = connection.reader()
     try:
-        machine = GuardedMachine(connection.settings, newest_snapshot(read_to_end(reader, topics.snapshots)))
-        since = {TopicPartition(topics.cluster, 0): machine.state.next_offset}
-        for record in read_to_end(reader, topics.cluster, since):
-            try:
-                fact = decode_cluster(record.value or b"")
-            except CodecError:
-                continue  # the scheduler skips it too, and says so in its log
-            machine.step(record.offset, record.timestamp_ms, fact)
+        machine = from_snapshot(connection, reader)
+        fold(machine, read_to_end(reader, cluster, {TopicPartition(cluster, 0): machine.state.next_offset}))
         return machine.state
     finally:
         reader.close()
+
+
+def from_snapshot(connection: Connection, reader: KafkaReader) -> GuardedMachine:
+    """As of the newest snapshot; what came on sie.cluster since is to be folded."""
+    snapshots = read_to_end(reader, connection.settings.topics.snapshots)
+    return GuardedMachine(connection.settings, newest_snapshot(snapshots))
+
+
+def fold(machine: GuardedMachine, records: Iterable[LogRecord]) -> None:
+    for record in records:
+        try:
+            fact = decode_cluster(record.value or b"")
+        except CodecError:
+            continue  # the scheduler skips it too, and says so in its log
+        machine.step(record.offset, record.timestamp_ms, fact)
 
 
 def worker_rows(connection: Connection) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ ENFORCED = frozenset(
         "name", "version", "source", "backend", "min_gpu_memory_mb", "batch_sizes", "tokenizer", "input_schema",
         "output_schema", "service_type", "priority_level", "deadline_ms", "replicas", "quota", "pre_warmup",
         "kafka_input", "kafka_output", "fusion", "ordering", "requires", "node_selector", "tolerations", "tier", "tags",
-        "tensor_parallel_size", "tensor_parallel_over", "rollout", "golden",
+        "tensor_parallel_size", "tensor_parallel_over", "rollout", "golden", "slas", "baselines",
     }
 )  # fmt: skip
 # For people; nothing to enforce.

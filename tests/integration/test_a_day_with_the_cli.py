@@ -96,7 +96,7 @@ def test_describe_shows_the_declaration_and_what_is_not_enforced(shell: Shell) -
     assert MODEL in shell.run("describe", MODEL)
     found = shell.json("describe", MODEL)
     assert found["spec"]["name"] == MODEL
-    assert found["not_enforced"] == ["slas", "baselines"]
+    assert found["not_enforced"] == []
     assert [cell["verdict"] for cell in found["capability"]["fits"]] == ["fits"]
     assert f"Did you mean '{MODEL}'" in shell.run("describe", "wine-logrex", code=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
@@ -22,6 +22,7 @@ from sie_stream.edge.kafka_config import common_config
 from sie_stream.edge.kafka_errors import from_exception, kafka_error, logger
 from sie_stream.errors import LogError, Retriable
 from sie_stream.ports import TopicSpec
+from sie_stream.settings import Settings
 from topics.plan import AddPartitions, ChangeConfig, CreateTopic, TopicChange, UnsetConfig, plan, repairable
 
 TIMEOUT_S = 30.0
@@ -41,6 +42,10 @@ class KafkaAdmin:
     ) -> None:
         self._client = AdminClient(common_config(bootstrap, overrides), logger=logger)
         self._replication_factor = replication_factor
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(settings.bootstrap_servers, settings.client_overrides, settings.replication_factor)
 
     def ensure(self, topics: Sequence[TopicSpec]) -> None:
         """Create what is missing, add partitions where there are too few, set configuration that differs.

@@ -88,7 +88,7 @@ def test_fields_nothing_acts_on_are_named() -> None:
     quiet = {"description": "x", "labels": {"a": "b"}, "quota": 3, "tensor_parallel_size": 1}
     assert not_enforced(parse_object(MINIMAL | quiet)) == []
     loud = {"slas": {"p99_latency_ms": 5}, "shared_kv_cache": True, "probes": {"liveness": {}}}
-    assert not_enforced(parse_object(MINIMAL | loud)) == ["shared_kv_cache", "slas", "probes"]
+    assert not_enforced(parse_object(MINIMAL | loud)) == ["shared_kv_cache", "probes"]
 
 
 def test_the_example_directory_shows_all_three_forms() -> None:
