@@ -15,11 +15,13 @@ FLOOR = 1e-9
 _LOG_GAMMA = math.log(GAMMA)
 BUCKET_MAX = 2_000
 """Beyond it everything is one bucket: 1e-9 * 1.05 ** 2000 is above 1e33."""
+LARGEST = 1e200
+"""Far beyond the last bucket; divided by FLOOR it is still a number."""
 
 
 def bucket_of(value: float) -> int:
     """The bucket of a finite number."""
-    size = abs(value)
+    size = min(abs(value), LARGEST)
     if size <= FLOOR:
         return 0
     bucket = min(BUCKET_MAX, max(1, math.ceil(math.log(size / FLOOR) / _LOG_GAMMA)))

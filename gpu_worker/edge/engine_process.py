@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NoReturn
 
 import msgspec
 
@@ -150,7 +151,10 @@ class EngineProcess:
     def _load_for_ever(self) -> None:
         while True:
             message = self._loads.get()
-            answer = self._load(message)
+            try:
+                answer = self._load(message)
+            except SystemExit as end:  # a server of others died; from this thread, too, that ends the engine
+                leave(end)
             with self._lock:
                 del self._loading[message.slot]
                 unwanted = message.slot in self._unwanted
@@ -226,6 +230,12 @@ class EngineProcess:
         return tokenizer.encode(parsed.prompt or parsed.text)
 
 
+def leave(end: SystemExit) -> NoReturn:
+    """Now: threads of a pool may wait for a server that does not answer, and an ordinary exit would wait for them."""
+    sys.stderr.flush()
+    os._exit(end.code if isinstance(end.code, int) else 1)
+
+
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when the thread that started it ends."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -278,6 +288,8 @@ if __name__ == "__main__":
     code = 1
     try:
         code = main()
+    except SystemExit as end:
+        leave(end)
     except Exception:  # noqa: BLE001  # outermost frame
         traceback.print_exc()
     # The loader thread may be deep inside a library, and libraries may take seconds to tidy up: wait for neither.

@@ -107,8 +107,11 @@ class GpuHealth:
         try:
             event = nvml.nvmlEventSetWait_v2(events, WAIT_MS)
             xid, index = int(event.eventData), int(nvml.nvmlDeviceGetIndex(event.device))
+        except nvml.NVMLError_Timeout:
+            return  # nothing came
         except nvml.NVMLError:
-            return  # nothing came; or the GPU is gone, which asking it will tell
+            self._stop.wait(WAIT_MS / 1000)  # the GPU may be gone, which asking it will tell; this answers at once
+            return
         if xid in FATAL_XIDS and index in self._names:
             self._for_good[index] = f"XID {xid}: {FATAL_XIDS[xid]}"
         else:

@@ -40,7 +40,7 @@ class Selector:
     def _inputs(self, inputs: bytes) -> dict[str, msgspec.Raw]:
         try:
             return self._decoder.decode(inputs)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return {}  # what is wrong with it is said when the inputs are held against the schema
 
     def _value(self, rule: VariantRule, content: Content, fields: dict[str, msgspec.Raw]) -> str | None:

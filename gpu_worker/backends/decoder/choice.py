@@ -66,7 +66,7 @@ def _drawn(shares: Tensor, sampling: Sampling, drawn: float, size: int) -> int |
     best, order = shares.topk(size)
     allowed = size
     if sampling.min_p:
-        allowed = int((best >= sampling.min_p * best[0]).sum())
+        allowed = max(1, int((best >= sampling.min_p * best[0]).sum()))  # none where the shares are no numbers
     if sampling.top_k:
         allowed = min(allowed, sampling.top_k)
     complete = allowed < size or size == shares.shape[0]
@@ -104,7 +104,7 @@ def penalised(logits: Tensor, sampling: Sampling, prompt: Sequence[int], answer:
 
 def without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     """(vocabulary,) logits in which `tokens` cannot be chosen. A copy."""
-    return logits.index_fill(0, torch.tensor(tokens, device=logits.device), float("-inf"))
+    return logits.index_fill(0, torch.tensor(tokens, dtype=torch.long, device=logits.device), float("-inf"))
 
 
 def chosen(logits: Tensor, token: int, top: int) -> Chosen:

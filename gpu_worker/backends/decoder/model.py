@@ -173,6 +173,8 @@ class DecoderModel:
                 ended.append(self._end(flight, flight.ended(reason)))
         for chunk, flight, rows in zip(chunks, flights, logits, strict=True):
             if flight.sampling.score:
+                if chunk.start == 0:
+                    flight.scores.clear()  # begun again, after others went first
                 following = chunk.sequence.ids[chunk.start + 1 : chunk.end + 1]
                 flight.scores += scored(rows[: len(following)], following)
                 if chunk.chooses:

@@ -106,7 +106,7 @@ class LanguageBackend:
             try:
                 served = self._served(launch, slot, where)
             except (ServerFailure, ModelRefused):
-                self._leave(_Slot(key, server, "", sleeps, options.timeout_ms))
+                self._give_up_use(slot)
                 raise
         except ServerFailure as failure:
             known = self._servers.get(key)
@@ -235,9 +235,14 @@ class LanguageBackend:
 
     def _leave(self, slot: _Slot) -> None:
         """Give up one use. The last one ends a server of ours, or puts it to sleep where that is declared."""
+        try:
+            if slot.adapter:
+                self._dialect.unload_adapter(slot.server.web, slot.adapter, slot.timeout_s)
+        finally:
+            self._give_up_use(slot)
+
+    def _give_up_use(self, slot: _Slot) -> None:
         server = slot.server
-        if slot.adapter:
-            self._dialect.unload_adapter(server.web, slot.adapter, slot.timeout_s)
         with self._lock:
             server.users -= 1
             if server.users:

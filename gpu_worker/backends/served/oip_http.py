@@ -114,7 +114,10 @@ def _path(model: str, version: str) -> str:
 
 
 def _cells(array: Tensor) -> list[object]:
-    return [cell.decode() if isinstance(cell, bytes) else cell for cell in array.reshape(-1).tolist()]
+    try:
+        return [cell.decode() if isinstance(cell, bytes) else cell for cell in array.reshape(-1).tolist()]
+    except UnicodeDecodeError as error:
+        raise ServerRefused(400, f"JSON cannot carry bytes that are not UTF-8 ({error.reason}); use gRPC.") from error
 
 
 def _as(kind: type[T], body: object, what: str) -> T:

@@ -92,6 +92,8 @@ class ServerProcess:
         """The end of the log, and where all of it is."""
         if self._failure is not None:
             return str(self._failure)
+        if not self.log.exists():
+            return "It was stopped for good, and its log is gone."
         with self.log.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - LOG_TAIL_BYTES))

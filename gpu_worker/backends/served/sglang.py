@@ -117,12 +117,15 @@ class SglangDialect:
             "top_k": sampling.top_k or -1,
         }
         if prompt.messages is not None:
+            if sampling.logprobs is not None or sampling.min_tokens:
+                raise ServerRefused(400, "logprobs and min_tokens are not followed for messages.")
             body = {
                 "model": served.name,
                 "messages": prompt.messages,
                 "max_tokens": prompt.max_tokens,
                 "seed": prompt.seed,
                 "rid": prompt.request_id,
+                **({"lora_path": served.name} if served.adapter else {}),
                 **chosen,
             }
             return _chatted(convert(web.post("/v1/chat/completions", body, timeout_s), _Chat, "completion"))

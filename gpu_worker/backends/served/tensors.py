@@ -127,7 +127,8 @@ def row_tensor(spec: TensorSpec, value: object, binary: bool) -> Tensor:
     `binary`: texts of a BYTES tensor are base64 of what is meant.
     """
     try:
-        array = np.asarray(value)
+        # As objects: numpy's own texts are all as long as the longest, and lose zeros at their end.
+        array = np.asarray(value, np.object_ if spec.datatype == "BYTES" else None)
     except ValueError as error:
         raise ValueError("its lists have different lengths") from error
     dtype = DTYPES[spec.datatype]
@@ -147,7 +148,7 @@ def row_tensor(spec: TensorSpec, value: object, binary: bool) -> Tensor:
 def _texts(array: Tensor, binary: bool) -> Tensor:
     cells = np.empty(array.shape, np.object_)
     for place, cell in enumerate(array.reshape(-1).tolist()):
-        if not isinstance(cell, str) or array.dtype.kind != "U":
+        if not isinstance(cell, str):
             raise ValueError("must be text")
         try:
             cells.reshape(-1)[place] = base64.b64decode(cell, validate=True) if binary else cell.encode()
@@ -195,7 +196,7 @@ def flat_array(name: str, datatype: str, shape: Sequence[int], cells: Sequence[o
         raise BadAnswer(f"output {name} says shape {_sizes(shape)} and holds {len(cells)} values")
     try:
         if datatype == "BYTES":
-            array: Tensor = _texts(np.asarray(cells, np.str_ if not cells else None), binary=False)
+            array: Tensor = _texts(np.asarray(cells, np.object_), binary=False)
         else:
             array = np.asarray([math.nan if cell is None else cell for cell in cells], DTYPES[datatype])
         return array.reshape(tuple(shape))

@@ -34,6 +34,7 @@ class Library:
     NVMLError = Failure
     NVMLError_GpuIsLost = GpuIsLost
     NVMLError_ResetRequired = ResetRequired
+    NVMLError_Timeout = Timeout
 
     def __init__(self) -> None:
         self.broken: dict[int, Failure] = {}

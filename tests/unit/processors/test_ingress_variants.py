@@ -54,6 +54,16 @@ def test_content_pins(rule: VariantRule, fits: dict[str, object], misses: dict[s
     assert take_up(ingress, record(body(**misses), 2, stable_key)).work[0].variant == "stable"
 
 
+def test_inputs_of_any_depth_are_answered_where_a_rule_looks_into_them() -> None:
+    """One decoder stands deeper in the stack than another: what the first reads, the second may not."""
+    ingress = machine(route(variants=SPLIT, rules=(VariantRule("field", "x", "3", "canary"),)))
+    for offset, depth in enumerate(range(900, 1_010)):
+        nested = "[" * depth + "]" * depth
+        value = f'{{"model": "wine", "request_id": "r{depth}", "inputs": {{"x": {nested}}}}}'.encode()
+        turn = take_up(ingress, record(value, offset, b"k"))
+        assert [result.status for result in turn.results] == ["rejected"], depth
+
+
 def test_header_pins_to_stable_and_a_named_version_is_stronger() -> None:
     rule = VariantRule("header", "x-safe", "1", "stable")
     canary_key = next(k for n in range(99) if choose_variant(SPLIT, k := b"c%d" % n, b"mi-wine").variant == "canary")
