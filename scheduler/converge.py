@@ -220,7 +220,7 @@ def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
     ready = [r for r in model.replicas if r.state == "ready" and state.takes_work(r.worker, r.incarnation)]
     new = [replica for replica in ready if replica.generation == model.generation]
     staying = [replica for replica in new if not replica.leaving]
-    if len(staying) >= model.replicas_wanted or (staying and model.unplaced):
+    if len(staying) >= model.replicas_wanted or (staying and model.unplaced and not model.pool):
         new = staying
     old = [replica for replica in ready if replica.generation != model.generation]
     if not old or not new:
@@ -231,6 +231,9 @@ def _serving(state: ClusterState, model: ModelState) -> list[ReplicaState]:
 def _settle(step: Step, model: ModelState) -> None:
     """Hand over to the present generation when it can serve, share out the partitions, retire who has none."""
     let_surplus_go(model)
+    if model.unplaced and len(model.present()) >= model.replicas_wanted:
+        model.unplaced, model.message = (), ""  # fewer are wanted since: nothing lacks a place any more
+        step.touch("instances", model.model)
     serving = _serving(step.state, model)
     if serving and serving[0].generation == model.generation:
         _drain_older(step, model)

@@ -203,6 +203,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     model.replicas_wanted = max(1, model.replicas_wanted)  # one that sleeps may have work that nobody has seen yet
     model.delete_at_ms = step.now_ms + DELETE_LINGER_MS
     model.published_route = None
+    model.route_wait = None
     model.routed_generation = 0
     model.message = "deleted; works off what is in its topic"
     step.decide(
@@ -234,9 +235,18 @@ def ask_topic_again(step: Step, model: ModelState) -> None:
     step.look_at(model)
 
 
+TOPICS_MAX = 10_000
+"""Topics of models that are not declared (any more), as far as others can invent them."""
+
+
 def topic_ensured(step: Step, record: TopicEnsured) -> None:
-    if not 0 < record.partitions <= LANES * REPLICAS_MAX:
-        step.ignore()  # no declaration asks for so many, and each would be a piece of state
+    new = record.model not in step.state.models and record.model not in step.state.topic_widths
+    if (
+        not 0 < record.partitions <= LANES * REPLICAS_MAX
+        or record.topic != step.settings.topics.work(record.model)
+        or (new and len(step.state.topic_widths) >= TOPICS_MAX)
+    ):
+        step.ignore()  # nobody asked for that, and each would be a piece of state for ever
         return
     width = record.partitions // LANES
     step.state.topic_widths[record.model] = max(width, step.state.topic_widths.get(record.model, 0))

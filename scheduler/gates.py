@@ -25,6 +25,8 @@ from sie_stream.sketch import added as sketches
 
 KS_CRITICAL = 2.225
 """sqrt(-ln(ALPHA / 2) / 2)."""
+FIELDS_MAX, VALUES_MAX, NAME_CHARS_MAX = 64, 256, 256
+"""More than any honest window has (processors/outcomes/windows.py)."""
 COUNT_MAX = 1 << 40
 BINS = 10
 PER_BIN_MIN = 5
@@ -153,6 +155,11 @@ def is_sane(stats: VariantStats) -> bool:
     counts = [stats.ok, stats.failed, stats.expired, stats.schema_violations, stats.busy_us, stats.tokens]
     if not all(0 <= count <= COUNT_MAX for count in counts) or stats.schema_violations > stats.failed:
         return False
+    names = [*stats.scores, *stats.labels, *(value for tally in stats.labels.values() for value in tally)]
+    if len(stats.scores) + len(stats.labels) > 2 * FIELDS_MAX or any(len(name) > NAME_CHARS_MAX for name in names):
+        return False
+    if any(len(tally) > VALUES_MAX for tally in stats.labels.values()):
+        return False
     tallies = [stats.latency, *stats.scores.values()]
     if not all(abs(bucket) <= BUCKET_MAX for sketch in tallies for bucket in sketch):
         return False
@@ -185,7 +192,8 @@ def added(one: VariantStats, other: VariantStats) -> VariantStats:
 
 
 def _names(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    return sorted(one.keys() | other.keys())
+    """Those of both; what is new beyond VALUES_MAX is left out, or windows of ever other values would pile up."""
+    return sorted(one) + sorted(other.keys() - one.keys())[: max(0, VALUES_MAX - len(one))]
 
 
 def _counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -16,11 +16,12 @@ from scheduler.machine import SchedulerMachine
 from scheduler.state import ClusterState, from_bytes, to_bytes
 from scheduler.step import Step
 from sie_stream.control import ClusterRecord, SchedulerCommand
+from sie_stream.errors import SieError
 from sie_stream.settings import Settings
 
 COPY_EVERY_RECORDS = 1_000
 """How many records are folded again at most, and kept for that."""
-DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, SieError)
 """What broken reasoning raises. The rest (no memory, interruption) is of this process, not of the record."""
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 """In an object's text: the only part of an error that differs between processes."""

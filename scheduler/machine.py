@@ -173,7 +173,7 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             routes_held(step, record)
         case WorkerJoined():
             worker_joined(step, record)
-            want_rebalance(step)
+            look_for_better_places(step)
         case WorkerExited():
             worker_exited(step, record)
         case WorkerLeft():
@@ -184,13 +184,19 @@ def dispatch(step: Step, record: ClusterRecord) -> None:
             device_lost(step, record)
         case DeviceBack():
             device_back(step, record)
-            want_rebalance(step)
+            look_for_better_places(step)
         case EngineLost():
             engine_lost(step, record)
         case SchedulerElected():
             elected(step, record)
         case _:
             obey(step, record)
+
+
+def look_for_better_places(step: Step) -> None:
+    """After a record that may have brought capacity; one that was refused must not put a look off that is due."""
+    if step.capacity_freed:
+        want_rebalance(step)
 
 
 def obey(step: Step, command: Command) -> None:
@@ -210,11 +216,9 @@ def obey(step: Step, command: Command) -> None:
             drain_worker(step, command)
         case UncordonWorker():
             uncordon_worker(step, command)
-            want_rebalance(step)
+            look_for_better_places(step)
         case UndoDecision():
             undo_decision(step, command)
-        case HoldTopic() | ReleaseTopic():
-            change_hold(step, command)
         case HoldTopic() | ReleaseTopic():
             change_hold(step, command)
         case _:

@@ -75,7 +75,8 @@ def _may_move(state: ClusterState, replica: ReplicaState) -> bool:
 
 def _is_moving(model: ModelState) -> bool:
     """Something of it is under way, so nothing else of it is moved."""
-    return model.status == "deleting" or any(not model.stays(replica) for replica in model.replicas)
+    missing = len(model.present()) < model.replicas_wanted
+    return model.status == "deleting" or missing or any(not model.stays(replica) for replica in model.replicas)
 
 
 def _keeping(

@@ -53,7 +53,8 @@ def give_way(step: Step) -> None:
     """Part of a tick: every few seconds, and at once while a high-sla model lacks replicas."""
     state = step.state
     accepted = [model for model in state.models.values() if model.status == "accepted"]
-    if not any(tag in model.rules.tags for model in accepted for tag in YIELDING):
+    yielded = state.yielded.caps or state.yielded.moved or any(model.pool for model in accepted)
+    if not yielded and not any(tag in model.rules.tags for model in accepted for tag in YIELDING):
         return
     for model in accepted:
         _keep_home(step, model)

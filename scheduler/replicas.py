@@ -152,7 +152,7 @@ def _notice_stopping(step: Step, record: PartitionReleased) -> None:
     )
 
 
-def _find(step: Step, record: ReplicaReady | ReplicaAnswered | ReplicaFailed) -> tuple[ModelState, ReplicaState] | None:
+def _find(step: Step, record: ReplicaReady | ReplicaFailed) -> tuple[ModelState, ReplicaState] | None:
     """The replica a report is about; None for reports of the past and of workers that are not live."""
     model = step.state.models.get(record.model)
     if model is None or not step.state.live(record.worker, record.incarnation):

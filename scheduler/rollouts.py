@@ -133,10 +133,10 @@ def start_rollout(step: Step, record: StartRollout) -> None:
         why = f"There is a variant {variant!r} already."
     elif accepted.launch.version in [model.version, *(one.version for one in model.rollouts.values())]:
         why = f"Version {accepted.launch.version} serves already; a rollout needs another one."
-    elif not 0 <= record.share <= FULL - sum(one.share for one in model.rollouts.values()):
-        why = f"share {record.share}: 0 to 10,000, and together with the other variants at most 10,000."
     elif any(one.plan.promotes for one in model.rollouts.values()) or (model.rollouts and not record.share):
         why = "A version that takes over by steps is to get all keys, so it goes alone. End the other variants first."
+    elif not 0 <= record.share <= FULL - sum(max(one.share, one.plan.steps[-1]) for one in model.rollouts.values()):
+        why = f"share {record.share}: 0 to 10,000, and together with the other variants at most 10,000."
     if why or model is None:
         _reject(step, name, "rollout_refused", why, record.actor, ())
         return

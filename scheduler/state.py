@@ -29,6 +29,7 @@ STATE_FORMAT = 4
 """Raised when an older snapshot could not be read as this one; the loader then folds from the beginning."""
 
 ROLLOUTS_KEPT = 8
+"""Of a model, after they ended."""
 
 JOURNAL_MAX = 16
 """Changes of a model's placement that can be undone, the newest ones."""
@@ -258,7 +259,6 @@ class ClusterState(Struct):
     rebalance_due_ms: int = NEVER_MS
     rebalanced_ms: int = 0
     """When a rebalance was looked for last."""
-    """By worker."""
     plan_failures: int = 0
     """Plans given up since the last that ended."""
     settings: FoldSettings | None = None

@@ -26,6 +26,9 @@ from sie_stream.routing import Range, rest_of
 INGRESS_GONE_MS = 15_000
 """An ingress that said nothing for so long is gone: it speaks every five seconds, and what it would still write is
 fenced by its group."""
+INGRESSES_MAX = 1_000
+NAME_CHARS_MAX = 256
+"""What others write to the log must not grow the state without end."""
 ROUTE_CONFIRM_MS = 10_000
 """A route that is not held everywhere after this long is told about, with the names of those that do not hold it."""
 
@@ -163,7 +166,8 @@ def end_unit(step: Step, unit: ModelState, had_traffic: bool) -> None:
 def rescue_unit(step: Step, unit: ModelState, stable: Accepted) -> None:
     """Its own version cannot work its topic off, so the stable one does: no request stays without an answer."""
     at_ms, status = unit.delete_at_ms, unit.status
-    new_generation(step, unit, _for_unit(step, stable, unit.model, 1))
+    # On the topic as it is: nobody would widen it, and with fewer partitions than wanted nothing would be placed.
+    new_generation(step, unit, structs.replace(_for_unit(step, stable, unit.model, 1), width=unit.width))
     unit.delete_at_ms, unit.status = at_ms, status
     step.touch("placements", unit.model)
     step.look_at(unit)
@@ -181,11 +185,18 @@ def routes_held(step: Step, record: RoutesHeld) -> None:
     if record.left:
         step.state.ingresses.pop(record.ingress, None)
     else:
+        if record.ingress not in step.state.ingresses and (
+            len(step.state.ingresses) >= INGRESSES_MAX or len(record.ingress) > NAME_CHARS_MAX
+        ):
+            step.ignore()
+            return
         known = step.state.ingresses.setdefault(record.ingress, IngressState(step.now_ms))
         known.heard_ms = step.now_ms
-        known.epochs.update(record.epochs)
-        for model in [model for model, epoch in record.epochs.items() if not epoch]:
-            del known.epochs[model]
+        for model, epoch in record.epochs.items():
+            if epoch and model in step.state.models:
+                known.epochs[model] = epoch
+            else:
+                known.epochs.pop(model, None)
     check_routes(step)
 
 

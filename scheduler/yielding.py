@@ -173,9 +173,10 @@ class _Plan:
 
 def _forgotten(state: YieldState, pools: Sequence[Pool], models: Sequence[Tenant]) -> YieldState:
     named = {model.model for model in models}
+    held = {model.model for model in models if "batch-job" in model.tags and "high-sla" not in model.tags}
     there = {pool.name for pool in pools}
     return YieldState(
-        {model: cap for model, cap in state.caps.items() if model in named},
+        {model: cap for model, cap in state.caps.items() if model in held},
         {model: way for model, way in state.moved.items() if model in named and {way.home, way.now} <= there},
         {pool: since for pool, since in state.changed_ms.items() if pool in there},
     )

@@ -8,6 +8,7 @@ from scheduler.guard import COPY_EVERY_RECORDS, GuardedMachine
 from scheduler.machine import SchedulerMachine
 from scheduler.state import to_bytes
 from sie_stream.control import ClusterRecord, ReplicaReady, SchedulerElected, Tick, WorkerHeartbeat
+from sie_stream.errors import ConfigError, LogError
 from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import decisions, joined
 
@@ -22,14 +23,14 @@ def log(length: int) -> list[ClusterRecord]:
     return records[:length]
 
 
-def broken_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_machine(monkeypatch: pytest.MonkeyPatch, defect: type[Exception] = TypeError) -> None:
     """A handler with a defect: it changes the state and then stumbles over what it did not expect."""
     healthy = SchedulerMachine.step
 
     def step(self: SchedulerMachine, offset: int, at_ms: int, record: ClusterRecord) -> object:
         if isinstance(record, ReplicaReady):
             self.state.workers.clear()
-            raise TypeError(f"{object()} is no number")
+            raise defect(f"{object()} is no number")
         return healthy(self, offset, at_ms, record)
 
     monkeypatch.setattr(SchedulerMachine, "step", step)
@@ -57,3 +58,12 @@ def test_a_record_that_breaks_the_fold_is_left_out_and_nothing_of_it_stays(
     assert "0x?" in told[0].reason
     plain.step(before + 1, 250 * before + 100, WorkerHeartbeat("w0", "a"))
     assert {to_bytes(guarded.state) for guarded in processes} == {to_bytes(plain.state)}
+
+
+@pytest.mark.parametrize("defect", [ConfigError, LogError, RuntimeError, RecursionError, KeyError, OverflowError])
+def test_it_does_not_matter_what_a_defect_raises(defect: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_machine(monkeypatch, defect)
+    guarded = GuardedMachine(Settings())
+    for offset, record in enumerate(log(5)):
+        guarded.step(offset, 250 * offset, record)
+    assert [one.kind for one in decisions(guarded.step(5, 2_000, BROKEN))] == ["record_refused"]
