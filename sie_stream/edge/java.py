@@ -30,7 +30,7 @@ from sie_stream.edge.kafka_jars import JARS, KAFKA_VERSION, BrokerFailed
 Compiler = Literal["quick", "steady"]
 OLDEST = 17
 AOT_SINCE = 25
-TRAINING = "2"
+TRAINING = "3"
 """Changed with what the training run does, so that archives of before are made again."""
 NO_COMPILED_CODE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-AOTAdapterCaching", "-XX:-AOTStubCaching")
 """Classes only: archived machine code saves nothing here, and Java 25 warns that part of it does not link."""

@@ -33,7 +33,6 @@ def run(quick: bool) -> dict[str, float]:
                 "group.id": "bench-latency",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
-                "fetch.wait.max.ms": 10,
             }
         )
         found = consumer.list_topics(sie.topics.results, timeout=10).topics[sie.topics.results].partitions
