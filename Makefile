@@ -42,7 +42,7 @@ help: ## This list
 .PHONY: setup
 setup: $(READY) ## Create .venv with pinned packages, and fetch Kafka (again only when pins change)
 
-$(READY): pyproject.toml requirements.lock
+$(READY): pyproject.toml requirements.lock sie_stream/edge/java.py sie_stream/edge/kafka_training.py
 	@. .ci/environment.sh
 	require_python "$(PYTHON)"
 	create_environment "$(PYTHON)" .venv "$(UV_VERSION)"

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
+from sie_stream.telemetry import SequenceCounts
 
 
 class Load(Struct, frozen=True, tag=1, array_like=True):
@@ -69,7 +70,10 @@ class Raised(Struct, frozen=True, tag=5, array_like=True):
 
 
 class Stepped(Struct, frozen=True, tag=6, array_like=True):
-    """Sent now and then while continuous models run: steps are being made, whether or not anything ends."""
+    """Sent now and then while continuous models run, and when the last request ends: steps are being made."""
+
+    sequences: list[tuple[int, SequenceCounts]] = []
+    """(slot, how the model in it stands)"""
 
 
 class Delta(Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
 from sie_stream.control import ModelLaunch
+from sie_stream.telemetry import SequenceCounts
 
 
 class EngineKey(NamedTuple):
@@ -76,6 +77,8 @@ class EngineStepped(Struct, frozen=True):
     """The engine's continuous models make progress, though nothing may have ended."""
 
     engine: EngineKey
+    sequences: Sequence[tuple[int, SequenceCounts]] = ()
+    """(slot, how the model in it stands), of models that say so."""
 
 
 class StreamedTokens(NamedTuple):

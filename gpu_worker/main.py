@@ -29,11 +29,13 @@ from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.edge.gpu_health import GpuHealth
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
+from gpu_worker.edge.telemetry import TelemetryObserver
 from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
 from gpu_worker.isolation import ENGINE_NICE
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
+from gpu_worker.telemetry import Telemetry
 from sie_stream.deadline import Deadline
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.env_settings import load_settings
@@ -172,8 +174,9 @@ class WorkerProcess:
         machine = WorkerMachine(identity, settings, outcomes)
         observer = LogObserver(self._log)
         health = GpuHealth(identity.devices, self._log)
+        telemetry = TelemetryObserver(Telemetry(identity), reports, names.telemetry, health.samples)
         host = WorkerHost(
-            machine, work, placements, committer, reports, engines, clock, names, (observer,), health.changes
+            machine, work, placements, committer, reports, engines, clock, names, (observer, telemetry), health.changes
         )
         health.start()
         try:

@@ -56,7 +56,15 @@ def subjects(names: TopicNames) -> tuple[tuple[str, str], ...]:
 
     There is a work topic per model, so WorkItem stands under its full name.
     """
-    control = (names.cluster, names.models, names.instances, names.routes, names.placements, names.decisions)
+    control = (
+        names.cluster,
+        names.models,
+        names.instances,
+        names.routes,
+        names.placements,
+        names.decisions,
+        names.telemetry,
+    )
     topics = (
         (names.requests, "InferenceRequest"),
         (names.outputs, "RawOutput"),

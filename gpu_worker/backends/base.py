@@ -18,6 +18,7 @@ from msgspec import Struct
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import ConfigError, SieError, did_you_mean
 from sie_stream.ports import Clock
+from sie_stream.telemetry import SequenceCounts
 
 ENTRY_POINT_GROUP = "sie_stream.backends"
 
@@ -129,6 +130,13 @@ class ContinuousModel(LoadedModel, Protocol):
     def reset(self) -> list[int]:
         """Forget all requests and what was computed for them; their tickets."""
         ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A continuous model that says how it stands, for telemetry."""
+
+    def counts(self) -> SequenceCounts: ...
 
 
 class Backend(Protocol):

@@ -55,6 +55,11 @@ class StepScheduler:
         return self._waiting
 
     @property
+    def blocks(self) -> tuple[int, int]:
+        """(all of the pool, those that sequences of any model hold)"""
+        return self._pool.count, self._pool.count - self._pool.free
+
+    @property
     def idle(self) -> bool:
         return not self._waiting and not self._running
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_worker.backends.base import Backend, ContinuousModel, EngineDelta, EngineOutput
+from gpu_worker.backends.base import Backend, ContinuousModel, Counted, EngineDelta, EngineOutput
 from gpu_worker.engine_messages import Answers, Delta, Deltas, FromEngine, Raised, Run, Stepped
 from sie_stream.ports import Clock
 
@@ -78,13 +78,12 @@ class ContinuousRuns:
         for slot, model in list(self._models.items()):
             if model.busy:
                 self._try(slot, model, model.step)
-        for slot in [slot for slot in self._leaving if not self._models[slot].busy]:
-            del self._leaving[slot]
-            self._backend.unload(self._models.pop(slot))
+        self._let_go()
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._stepped_at >= STEPPED_EVERY_MS:
+        if now_ms - self._stepped_at >= STEPPED_EVERY_MS or not self._open:
             self._stepped_at = now_ms
-            self._say(Stepped())
+            counted = self._models.items()
+            self._say(Stepped([(slot, model.counts()) for slot, model in counted if isinstance(model, Counted)]))
 
     def cancel(self, batch_id: int) -> None:
         """Nothing happens for a batch that has ended or is of another kind."""
@@ -95,6 +94,7 @@ class ContinuousRuns:
             output = self._models[entry.slot].cancel(ticket)
             if output is not None:
                 self._ended(ticket, output)
+        self._let_go()
 
     def unload(self, slot: int, model: ContinuousModel) -> None:
         """Now, or after the requests it was given before."""
@@ -103,6 +103,12 @@ class ContinuousRuns:
         else:
             self._models.pop(slot, None)
             self._backend.unload(model)
+
+    def _let_go(self) -> None:
+        """Unload models that are to go and have nothing left to do."""
+        for slot in [slot for slot in self._leaving if not self._models[slot].busy]:
+            del self._leaving[slot]
+            self._backend.unload(self._models.pop(slot))
 
     def _try(self, slot: int, model: ContinuousModel, work: Callable[[], list[tuple[int, EngineOutput]]]) -> None:
         """Let the model work, and pass on how answers grew, and then what ended with it."""

@@ -208,7 +208,7 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
         case Raised():
             return BatchFailed(engine, message.batch_id, message.code, message.message, message.shared)
         case Stepped():
-            return EngineStepped(engine)
+            return EngineStepped(engine, message.sequences)
         case Deltas():
             told = [StreamedTokens(one.batch_id, one.place, one.token_ids, one.text) for one in message.deltas]
             return TokensStreamed(engine, told)

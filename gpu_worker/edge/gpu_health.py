@@ -1,4 +1,4 @@
-"""Watches the GPUs that this worker offers: which are gone, and what the driver says about it.
+"""Watches the GPUs that this worker offers: how they are, which are gone, and what the driver says about it.
 
 NVML may take long to answer about a GPU in trouble, so a thread of its own asks. A GPU counts as lost while NVML says
 so (lost, reset required) and, for the life of the process, after an XID that its contents do not survive. XIDs that an
@@ -15,9 +15,10 @@ from typing import Any
 
 import structlog
 
-from gpu_worker.edge.nvml import NvmlUnavailable, nvml_session
+from gpu_worker.edge.nvml import NvmlUnavailable, nvml_session, sample_gpu
 from gpu_worker.facts import DeviceFailed, DeviceMended
 from sie_stream.control import Device
+from sie_stream.telemetry import GpuSample
 
 KIND = "cuda"
 WAIT_MS = 1_000
@@ -47,6 +48,8 @@ class GpuHealth:
         self._events: deque[DeviceFailed | DeviceMended] = deque()
         self._lost: dict[int, str] = {}
         self._for_good: dict[int, str] = {}
+        self._samples: dict[str, GpuSample] = {}
+        """Replaced as a whole: the loop reads it from another thread."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -66,6 +69,10 @@ class GpuHealth:
         while self._events:
             found.append(self._events.popleft())
         return found
+
+    def samples(self) -> dict[str, GpuSample]:
+        """How each GPU that answers was when it was last looked at, about a second ago; by device."""
+        return self._samples
 
     def _watch(self) -> None:
         try:
@@ -95,6 +102,11 @@ class GpuHealth:
         else:
             self._take_xid(nvml, events)
         now = {index: cause for index in self._names if (cause := self._cause(nvml, index))}
+        self._samples = {
+            self._names[index]: sample
+            for index in self._names
+            if index not in now and (sample := self._sample(nvml, index)) is not None
+        }
         for index, cause in now.items():
             if index not in self._lost:
                 self._events.append(DeviceFailed(self._names[index], cause))
@@ -116,6 +128,13 @@ class GpuHealth:
             self._for_good[index] = f"XID {xid}: {FATAL_XIDS[xid]}"
         else:
             self._log.info("xid", xid=xid, gpu=index)
+
+    def _sample(self, nvml: Any, index: int) -> GpuSample | None:
+        try:
+            return sample_gpu(nvml, index)
+        except nvml.NVMLError as error:
+            self._log.info("gpu_not_sampled", gpu=index, reason=str(error))
+            return None
 
     def _cause(self, nvml: Any, index: int) -> str:
         """Why the GPU is out of order; empty: it answers."""

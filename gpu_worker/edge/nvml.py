@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from sie_stream.errors import SieError
+from sie_stream.telemetry import GpuSample
 from sie_stream.topology.assemble import NvmlGpu, NvmlMig, NvmlNvLink
 from sie_stream.topology.records import NUMA_UNKNOWN
 
@@ -77,6 +78,38 @@ def _gpu(nvml: Any, index: int, handles: list[Any]) -> NvmlGpu:
         nvlinks=_nvlinks(nvml, handle),
         ancestors=_ancestors(nvml, index, handles),
     )
+
+
+def sample_gpu(nvml: Any, index: int) -> GpuSample:
+    """How the GPU is now. What it does not tell is None. Raises NVML's own errors for a GPU in trouble."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    tx_kib, rx_kib = _nvlink_traffic(nvml, handle)
+    return GpuSample(
+        utilisation_pct=_supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu), None),
+        memory_used_bytes=int(memory.used),
+        memory_total_bytes=int(memory.total),
+        temperature_c=_supported(
+            nvml, lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), None
+        ),
+        power_mw=_supported(nvml, lambda: int(nvml.nvmlDeviceGetPowerUsage(handle)), None),
+        sm_clock_mhz=_supported(nvml, lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), None),
+        memory_clock_mhz=_supported(nvml, lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)), None),
+        ecc_uncorrected=_supported(
+            nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile)), None
+        ),
+        nvlink_tx_kib=tx_kib,
+        nvlink_rx_kib=rx_kib,
+    )
+
+
+def _nvlink_traffic(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
+    """KiB sent and received over all links since the counters began; None where the GPU does not count."""
+    fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+    answers = _supported(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, fields), ())
+    counted = [int(one.value.ullVal) if one.nvmlReturn == nvml.NVML_SUCCESS else None for one in answers]
+    return (counted[0], counted[1]) if len(counted) == 2 else (None, None)
 
 
 def _numa_node(nvml: Any, handle: Any) -> int:

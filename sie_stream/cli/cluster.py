@@ -28,7 +28,7 @@ from sie_stream.settings import Settings
 from topics.catalog import system_topics
 from topics.edge.admin import KafkaAdmin
 
-STOP_ORDER = ("bridge", "ingress", "worker", "egress", "outcomes", "scheduler")
+STOP_ORDER = ("bridge", "ingress", "worker", "egress", "outcomes", "metrics", "scheduler")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 Say = Callable[[str], None]
@@ -47,6 +47,8 @@ class Layout:
     """Of the embedded broker."""
     tiers: tuple[str, ...] = ()
     """Of the workers, in turn; none: as the settings say."""
+    metrics_port: int = 0
+    """Where Prometheus finds metrics; 0: nowhere."""
 
     def processes(self) -> list[ProcessSpec]:
         specs = [ProcessSpec(f"scheduler-{n}", "scheduler.main") for n in range(self.schedulers)]
@@ -54,6 +56,8 @@ class Layout:
         specs += [ProcessSpec(f"ingress-{n}", "processors.ingress.main", ("--id", str(n))) for n in range(self.ingress)]
         specs += [ProcessSpec(f"egress-{n}", "processors.egress.main", ("--id", str(n))) for n in range(self.egress)]
         specs.append(ProcessSpec("outcomes-0", "processors.outcomes.main"))
+        if self.metrics_port:
+            specs.append(ProcessSpec("metrics-0", "processors.metrics.main", ("--port", str(self.metrics_port))))
         return [*specs, ProcessSpec("bridge-0", "processors.bridge.main")]
 
     def _worker(self, number: int) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from sie_stream.cli import (
     rollout,
     simulate,
     stream,
+    top,
     topics,
     topology,
     trace,
@@ -51,6 +52,7 @@ app.command()(stream.produce)
 app.command()(stream.results)
 app.command()(trace.trace)
 app.command()(topology.topology)
+app.command()(top.top)
 app.add_typer(explain.app, name="explain")
 app.command()(maintenance.cordon)
 app.command()(maintenance.drain)

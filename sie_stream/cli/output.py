@@ -52,12 +52,17 @@ def show_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output:
     if not rows:
         console.print(empty)
         return
+    console.print(table_of(rows, columns))
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    """One line for each row with the named columns."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.upper().replace("_", " "), overflow="fold")
     for row in rows:
         table.add_row(*[_cell(row.get(column)) for column in columns])
-    console.print(table)
+    return table
 
 
 def show_json(value: Any) -> None:

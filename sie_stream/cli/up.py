@@ -16,7 +16,7 @@ from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.stop import Interrupted, StopFlag
 from sie_stream.edge.supervisor import RunState, process_alive
 from sie_stream.errors import ConfigError, did_you_mean
-from sie_stream.settings import TIERS
+from sie_stream.settings import TIERS, Settings
 
 WATCH_EVERY_S = 0.1
 
@@ -31,6 +31,12 @@ def up(
         str,
         typer.Option(help="Tiers of the workers, in turn: tier-0 takes P0 models only and goes first on this machine."),
     ] = "",
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            help="Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics; 0: do not.", min=0, max=65_535
+        ),
+    ] = 0,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; stop with `down`.")
     ] = False,
@@ -48,19 +54,36 @@ def up(
       sie-stream up
       sie-stream up --workers 3 --detach
       sie-stream up --workers 2 --tiers tier-0,tier-1
+      sie-stream up --metrics-port 9464
       sie-stream up --bootstrap-servers kafka-1:9092
     """
     overrides = {"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {}
     settings = load_settings(overrides)
-    tiers_of_workers = parse_tiers(tiers)
+    layout = Layout(
+        workers=workers,
+        ingress=ingress,
+        schedulers=schedulers,
+        tiers=parse_tiers(tiers),
+        metrics_port=metrics_port,
+        compiler="steady",
+    )
     if detach:
-        arguments = ["--workers", str(workers), "--ingress", str(ingress), "--schedulers", str(schedulers)]
-        arguments += ["--tiers", tiers] if tiers else []
-        arguments += ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else []
+        arguments = again(layout) + (["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else [])
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
         return
+    run(settings, layout, output)
+
+
+def again(layout: Layout) -> list[str]:
+    """Options of `up` that give this layout."""
+    arguments = ["--workers", str(layout.workers), "--ingress", str(layout.ingress)]
+    arguments += ["--schedulers", str(layout.schedulers), "--metrics-port", str(layout.metrics_port)]
+    return [*arguments, "--tiers", ",".join(layout.tiers)] if layout.tiers else arguments
+
+
+def run(settings: Settings, layout: Layout, output: OutputFormat) -> None:
+    """Start everything, and watch over it until somebody asks to stop."""
     stop = StopFlag.on_signals()
-    layout = Layout(workers=workers, ingress=ingress, schedulers=schedulers, tiers=tiers_of_workers, compiler="steady")
     cluster = Cluster(settings, layout, say=lambda text: console.print(f"[dim]{text}[/]"), check=stop.check)
     try:
         cluster.start()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pyarrow as pa
 import pyarrow.csv
@@ -16,6 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from sie_stream import Client, Request, RequestFailed
+from sie_stream.edge.broker_home import free_port
 from sie_stream.edge.supervisor import RunState, process_alive
 from tests.waiting import wait_until
 
@@ -30,6 +32,7 @@ class Shell:
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
+        self.metrics_port = free_port()
         self.env = {**os.environ, "SIE_STREAM_STATE_DIR": str(state_dir), "COLUMNS": "200"}
 
     def run(self, *arguments: str, code: int = 0, text: str | None = None) -> str:
@@ -57,7 +60,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     here = Shell(tmp_path_factory.mktemp("day"))
-    here.run("up", "--workers", "1", "--detach")
+    here.run("up", "--workers", "1", "--detach", "--metrics-port", str(here.metrics_port))
     state = RunState.load(here.state_dir)
     assert state is not None
     pids = [int(process["pid"]) for process in state.processes.values()]
@@ -128,6 +131,23 @@ def test_a_result_is_found_by_its_request_id(shell: Shell) -> None:
     (found,) = shell.json("results", "--request-id", "one-of-mine")
     assert (found["request_id"], found["status"], found["model"]) == ("one-of-mine", "ok", MODEL)
     assert found["provenance"]["weights_digest"].startswith("sha256:")
+
+
+def test_what_happened_can_be_watched_and_scraped(shell: Shell) -> None:
+    shell.run("produce", "-m", MODEL, "-f", str(MODELS / MODEL / "samples.jsonl"), "--wait")
+    seen = shell.json("top", "--once")
+    [device] = seen["devices"]
+    assert [engine["backend"] for engine in device["engines"]] == ["sklearn"]
+    assert device["engines"][0]["memory_mb"] > 20
+    [model] = [one for one in seen["models"] if one["model"] == MODEL]
+    assert model["requests"] >= len((MODELS / MODEL / "samples.jsonl").read_text().splitlines())
+
+    def answered() -> bool:
+        with urlopen(f"http://127.0.0.1:{shell.metrics_port}/metrics", timeout=10) as page:
+            text = page.read().decode()
+        return f'inference_latency_seconds_count{{model_id="{MODEL}"' in text and "sie_device_up{" in text
+
+    wait_until(answered, "metrics to tell of the answers", 20)
 
 
 def test_topics_and_doctor_are_content(shell: Shell) -> None:

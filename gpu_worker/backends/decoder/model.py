@@ -17,6 +17,7 @@ from gpu_worker.decoding.sequence import Chunk
 from gpu_worker.decoding.step_scheduler import StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.ports import Clock
+from sie_stream.telemetry import SequenceCounts
 
 
 class DecoderModel:
@@ -66,6 +67,12 @@ class DecoderModel:
     @property
     def preemptions(self) -> int:
         return self._scheduler.preemptions
+
+    def counts(self) -> SequenceCounts:
+        with self._lock:
+            scheduler = self._scheduler
+            running, waiting = len(scheduler.running), len(scheduler.waiting)
+            return SequenceCounts(running, waiting, *scheduler.blocks, self.prompt_tokens, self.reused_tokens)
 
     def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
         flight = admitted(ticket, item, self._limits, self._detokenise, self.grammars, self._clock.monotonic_ms())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import structlog
 from gpu_worker.edge.gpu_health import GpuHealth
 from gpu_worker.facts import DeviceFailed, DeviceMended
 from sie_stream.control import Device
+from sie_stream.telemetry import GpuSample
 
 GPUS = (Device("cpu:0", "cpu", 1 << 30), Device("cuda:0", "cuda", 1 << 30), Device("cuda:1", "cuda", 1 << 30))
 
@@ -30,11 +32,26 @@ class Timeout(Failure):
     pass
 
 
+class NotSupported(Failure):
+    pass
+
+
+class FunctionNotFound(Failure):
+    pass
+
+
 class Library:
     NVMLError = Failure
     NVMLError_GpuIsLost = GpuIsLost
     NVMLError_ResetRequired = ResetRequired
     NVMLError_Timeout = Timeout
+    NVMLError_NotSupported = NotSupported
+    NVMLError_FunctionNotFound = FunctionNotFound
+    NVML_SUCCESS = 0
+    NVML_TEMPERATURE_GPU = 0
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
 
     def __init__(self) -> None:
         self.broken: dict[int, Failure] = {}
@@ -49,7 +66,26 @@ class Library:
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
         if handle in self.broken:
             raise self.broken[handle]
-        return SimpleNamespace(total=1)
+        return SimpleNamespace(total=8, used=3)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=40 + handle)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 61
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        raise NotSupported
+
+    def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:
+        return 1_000 + clock
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        return 2
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: Sequence[int]) -> list[SimpleNamespace]:
+        sent = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=77))
+        return [sent, SimpleNamespace(nvmlReturn=3, value=None)]
 
     def nvmlEventSetWait_v2(self, events: Any, wait_ms: int) -> SimpleNamespace:
         if not self.xids:
@@ -98,3 +134,19 @@ def test_a_worker_without_gpus_starts_no_thread() -> None:
     health.start()
     health.close()
     assert health.changes() == []
+
+
+def test_every_gpu_that_answers_is_sampled_and_what_it_does_not_tell_is_none() -> None:
+    health, library = watched()
+    library.broken[0] = GpuIsLost("GPU is lost")
+    health.look(library, object())
+    assert health.samples() == {"cuda:1": GpuSample(41, 3, 8, 61, None, 1_001, 1_002, 2, 77, None)}
+    library.nvmlDeviceGetUtilizationRates = refuse
+    del library.broken[0]
+    health.look(library, object())
+    assert health.samples() == {}, "an error of NVML's own is no answer, and nothing is made up"
+    assert health.changes()[-1] == DeviceMended("cuda:0"), "the health of the GPUs is told all the same"
+
+
+def refuse(handle: int) -> SimpleNamespace:
+    raise Failure("unknown error")

@@ -1,0 +1,126 @@
+"""What workers say about their devices, engines and models on sie.telemetry, about once a second.
+
+Nobody decides by it: it is for people, for Prometheus and for the fingerprints of models. Counters count from the start
+of the incarnation and only grow, so a sample that is lost or read late loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+
+class GpuSample(Struct, frozen=True):
+    """What NVML says of a GPU. None: this GPU or driver does not tell."""
+
+    utilisation_pct: int | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: int | None = None
+    power_mw: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    ecc_uncorrected: int | None = None
+    """Since the driver was loaded."""
+    nvlink_tx_kib: int | None = None
+    nvlink_rx_kib: int | None = None
+    """Over all links, since the counters began."""
+
+
+class EngineSample(Struct, frozen=True):
+    """An engine process."""
+
+    backend: str
+    pid: int
+    memory_bytes: int
+    """Resident, of which shared pages count in full."""
+    cpu_ms: int
+    """Processor time of the process so far."""
+    memory_jitter_bytes: int
+    """Standard deviation of `memory_bytes` over the last minute."""
+    ends: int
+    """How often an engine of this kind has ended without being asked to."""
+
+
+class SequenceCounts(Struct, frozen=True):
+    """A continuous model inside its engine."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_used: int = 0
+    """KV blocks that sequences hold; those that are only kept for equal prefixes are free."""
+    prompt_tokens: int = 0
+    """Of all sequences that were admitted."""
+    reused_tokens: int = 0
+    """Those of them that a cached prefix spared."""
+
+
+class ModelSample(Struct, frozen=True):
+    """A model on one device. Counters since the start of the incarnation."""
+
+    model: str
+    version: str
+    memory_bytes: int
+    """Weights, measured at load."""
+    cold_start_ms: int
+    """The last load and warm-up."""
+    requests: int = 0
+    batches: int = 0
+    errors: int = 0
+    """Batches for which the backend raised."""
+    busy_ms: int = 0
+    """Engine time of the batches."""
+    input_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    size_entropy_bits: float = 0.0
+    """Shannon entropy of request sizes by powers of two since the last sample: 0 when all are alike."""
+    waiting: int = 0
+    running: int = 0
+    """In the worker, when it last counted them."""
+    p99_ms: int | None = None
+    """Likewise: from a request's timestamp to its result."""
+    sequences: SequenceCounts | None = None
+
+    @property
+    def compute_us_per_byte(self) -> float:
+        """How much engine time a byte of input costs."""
+        return 1_000 * self.busy_ms / self.input_bytes if self.input_bytes else 0.0
+
+
+class DeviceSample(Struct, frozen=True):
+    """One device of one worker. Models with nothing new are left out, but all are told every half minute."""
+
+    worker: str
+    incarnation: str
+    device: str
+    at_ms: int
+    """Milliseconds since the epoch."""
+    window_ms: int
+    """Since the last sample of the device."""
+    busy_bp: int
+    """Share of the window that engines worked on batches, 0 to 10,000."""
+    memory_bytes: int
+    """What the device has, as declared or as NVML says."""
+    engines: tuple[EngineSample, ...] = ()
+    models: tuple[ModelSample, ...] = ()
+    gpu: GpuSample | None = None
+
+
+def entropy_bits(counts: Iterable[int]) -> float:
+    """Shannon entropy (bits) of the distribution with these counts. Source: C. E. Shannon, 1948."""
+    filled = [count for count in counts if count > 0]
+    total = sum(filled)
+    return -sum(count / total * math.log2(count / total) for count in filled) if total else 0.0
+
+
+def deviation(values: Iterable[int]) -> int:
+    """Standard deviation of the whole population, rounded; 0 for fewer than two."""
+    seen = list(values)
+    if len(seen) < 2:
+        return 0
+    mean = sum(seen) / len(seen)
+    return round(math.sqrt(sum((value - mean) ** 2 for value in seen) / len(seen)))
