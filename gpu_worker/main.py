@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -23,6 +24,7 @@ from msgspec import Raw
 
 from gpu_worker.backends.base import backend_names
 from gpu_worker.committer import TransactionRunner
+from gpu_worker.edge.cgroup import EngineGroups
 from gpu_worker.edge.commit_thread import ThreadCommitter
 from gpu_worker.edge.devices import find_devices, find_topology
 from gpu_worker.edge.engine_link import EngineLinks
@@ -32,7 +34,7 @@ from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.edge.telemetry import TelemetryObserver
 from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
-from gpu_worker.isolation import ENGINE_NICE
+from gpu_worker.isolation import engine_limits
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
 from gpu_worker.telemetry import Telemetry
@@ -69,11 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not settings.bootstrap_servers:
             raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
         identity = make_identity(options, settings, find_topology(log))
+        process = WorkerProcess(settings, identity, log)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
     try:
-        return WorkerProcess(settings, identity, log).run(stop)
+        return process.run(stop)
     except Fenced as fenced:
         log.warning("fenced", incarnation=identity.incarnation, error=str(fenced))
         return EXIT_FENCED
@@ -137,13 +140,15 @@ def calm_garbage_collector() -> None:
 
 
 class WorkerProcess:
-    """Wires one worker to Kafka and to engine processes, and runs its loop."""
+    """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup."""
 
     def __init__(self, settings: Settings, identity: Identity, log: structlog.stdlib.BoundLogger) -> None:
         self._settings = settings
         self._identity = identity
         self._log = log
         self._clock = SystemClock()
+        folder = settings.engine_cgroup
+        self._groups = EngineGroups(Path(folder), identity.worker, log) if folder else None
 
     def run(self, stop: StopFlag) -> int:
         settings, identity, clock = self._settings, self._identity, self._clock
@@ -161,7 +166,8 @@ class WorkerProcess:
         placements = KafkaReader(bootstrap, names.worker_group, overrides)
         # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0)
-        engines = EngineLinks(settings.engine_threads, ENGINE_NICE[identity.tier])
+        limits = engine_limits(settings, identity.tier, identity.devices)
+        engines = EngineLinks(settings.engine_threads, limits, groups=self._groups)
         runner = TransactionRunner(writer, work, clock, names.prefix)
         committer = ThreadCommitter(runner, engines.wake)
         outcomes = Outcomes(

@@ -72,6 +72,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     worker_tier: str = ""
     """tier-0 (takes P0 only), tier-1 or tier-2; empty: takes models that declare no tier."""
     engine_threads: int = 1
+    engine_memory_limit_mb: int = 0
+    """Private memory of one engine process; 0: that of its cpu device and 2 GiB, and no limit for engines of GPUs."""
+    engine_cpus: str = ""
+    """Processors for engine processes: 0-3,6. Empty: all."""
+    engine_realtime_priority: int = 0
+    """1 to 99: engines of tier-0 workers run before all ordinary processes. Needs the right to do so."""
+    engine_cgroup: str = ""
+    """A cgroup v2 folder that this user may write to (systemd: Delegate=memory): every engine gets a group in it, and
+    the kernel ends an engine that goes over its memory limit, with all that it started."""
     launchable_servers: str = ""
     """Programs that declarations may start on this worker (backends triton, vllm, sglang): absolute paths, separated
     by commas. Empty: none; such models attach to servers that run already."""
@@ -79,10 +88,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Committed offsets of idle partitions are written again this often."""
 
     @property
+    def engine_cpu_numbers(self) -> tuple[int, ...]:
+        return parse_cpus(self.engine_cpus)
+
+    @property
     def topics(self) -> TopicNames:
         return TopicNames(self.topic_prefix)
 
 
+CPUS_MAX = 8_192
 TIERS = ("", "tier-0", "tier-1", "tier-2")
 BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("replication_factor", 1, 32),
@@ -110,6 +124,8 @@ BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("engine_batch_timeout_ms", 100, 3_600_000),
     ("cpu_memory_mb", 16, 16 * 1024 * 1024),
     ("engine_threads", 1, 256),
+    ("engine_memory_limit_mb", 0, 16 * 1024 * 1024),
+    ("engine_realtime_priority", 0, 99),
     ("offsets_renew_ms", 1_000, 7 * 24 * 3600 * 1000),
 )
 
@@ -139,6 +155,7 @@ def check_bounds(settings: Settings) -> None:
             raise ConfigError(f"setting {name} = {value}: allowed {low} to {high}")
     parse_labels(settings.worker_labels)
     parse_taints(settings.worker_taints)
+    parse_cpus(settings.engine_cpus)
     if settings.worker_tier not in TIERS:
         known = ", ".join(filter(None, TIERS))
         raise ConfigError(
@@ -151,3 +168,14 @@ def check_bounds(settings: Settings) -> None:
         raise ConfigError(
             "setting worker_lost_after_ms must be at least twice heartbeat_ms, or live workers are fenced"
         )
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Numbers of processors from `0-3,6`, ascending. Raises ConfigError for anything else."""
+    found: set[int] = set()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"setting engine_cpus = {text!r}: {part!r} is neither a number nor a range such as 0-3")
+        found.update(range(int(first), min(int(last or first), CPUS_MAX) + 1))
+    return tuple(sorted(found))

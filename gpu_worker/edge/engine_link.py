@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_worker.backends.base import EngineInput
+from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Answers,
@@ -46,6 +47,7 @@ from gpu_worker.engine_port import (
     StreamedTokens,
     TokensStreamed,
 )
+from gpu_worker.isolation import EngineLimits
 from sie_stream.control import ModelLaunch
 
 MODULE = "gpu_worker.edge.engine_process"
@@ -67,14 +69,22 @@ class _Child:
     socket: HostSocket
     oom_kills: int
     """Out-of-memory kills of this machine when the process was started."""
+    group: EngineGroup | None = None
 
 
 class EngineLinks:
     """Implements EnginePort. Used from one thread, except wake()."""
 
-    def __init__(self, threads: int, nice: int = 0, environment: Mapping[str, str] | None = None) -> None:
-        """`nice`: how much lower than ours the priority of engine processes is (see gpu_worker/isolation.py)."""
-        self._nice = nice
+    def __init__(
+        self,
+        threads: int,
+        limits: Mapping[str, EngineLimits] | None = None,
+        environment: Mapping[str, str] | None = None,
+        groups: EngineGroups | None = None,
+    ) -> None:
+        """`limits`: by device (see gpu_worker/isolation.py). `groups`: cgroups of engines, where there are any."""
+        self._limits = limits or {}
+        self._groups = groups
         self._environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),
@@ -84,6 +94,8 @@ class EngineLinks:
         self._children: dict[EngineKey, _Child] = {}
         self._by_fd: dict[int, _Child] = {}
         self._killed: list[subprocess.Popen[bytes]] = []
+        self._emptying: list[EngineGroup] = []
+        """Groups of engines that ended, until the kernel lets them go."""
         self._events: list[EngineEvent] = []
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -130,6 +142,8 @@ class EngineLinks:
                 self._serve(child, mask)
         if self._killed:
             self._killed = [process for process in self._killed if process.poll() is None]
+        if self._emptying:
+            self._emptying = [group for group in self._emptying if not group.remove()]
         events, self._events = self._events, []
         return events
 
@@ -139,6 +153,8 @@ class EngineLinks:
         for process in self._killed:
             process.wait()
         self._killed.clear()
+        for group in self._emptying:
+            group.remove()
         self._epoll.close()
         os.close(self._wake_fd)
 
@@ -146,10 +162,12 @@ class EngineLinks:
 
     def _start(self, engine: EngineKey) -> None:
         ours, theirs = socket.socketpair()
+        limits = self._limits.get(engine.device, EngineLimits())
         command = [
             *(sys.executable, "-m", MODULE),
             *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
-            *("--backend", engine.backend, "--device", engine.device, "--nice", str(self._nice)),
+            *("--backend", engine.backend, "--device", engine.device),
+            *("--limits", msgspec.json.encode(limits).decode()),
         ]
         oom_kills = _oom_kills()
         with theirs:
@@ -161,7 +179,8 @@ class EngineLinks:
                 env=self._environment,
                 pass_fds=(theirs.fileno(),),
             )
-        child = _Child(engine, process, HostSocket(ours), oom_kills)
+        group = self._groups.hold(process.pid, limits.memory_bytes) if self._groups else None
+        child = _Child(engine, process, HostSocket(ours), oom_kills, group)
         self._children[engine] = child
         self._by_fd[child.socket.fileno()] = child
         self._epoll.register(child.socket.fileno(), select.EPOLLIN)
@@ -199,6 +218,8 @@ class EngineLinks:
         del self._by_fd[child.socket.fileno()]
         self._epoll.unregister(child.socket.fileno())
         child.socket.close()
+        if child.group is not None:
+            self._emptying.append(child.group)
 
 
 def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
@@ -239,7 +260,8 @@ def _cause(child: _Child) -> str:
     if code >= 0:
         return f"exit {code}"
     if -code == signal.SIGKILL:
-        return "SIGKILL (out of memory)" if _oom_kills() > child.oom_kills else "SIGKILL"
+        killed = _oom_kills() > child.oom_kills if child.group is None else child.group.oom_kills() > 0
+        return "SIGKILL (out of memory)" if killed else "SIGKILL"
     try:
         return signal.Signals(-code).name
     except ValueError:

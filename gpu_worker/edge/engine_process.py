@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -33,6 +32,7 @@ from gpu_worker.backends.base import (
 )
 from gpu_worker.edge.continuous import ContinuousRuns, shorten
 from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
+from gpu_worker.edge.process_limits import apply_limits, out_of_memory
 from gpu_worker.engine_messages import (
     Answers,
     Cancel,
@@ -48,6 +48,7 @@ from gpu_worker.engine_messages import (
     decode_to_engine,
     encode_message,
 )
+from gpu_worker.isolation import EngineLimits
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.tokenizer import TokenizerStore
@@ -56,9 +57,12 @@ from sie_stream.golden import golden_differences
 from sie_stream.postprocess import GeneratedText
 
 PR_SET_PDEATHSIG = 1
+OVER_LIMIT = (
+    "the engine process may not take so much memory: declare min_gpu_memory_mb as it is, or give the device "
+    "(cpu_memory_mb) or its engines (engine_memory_limit_mb) more."
+)
 SWITCH_INTERVAL_S = 0.001
 """A load must not hold a batch up for the default 5 ms at every step."""
-AUTOGROUP = Path("/proc/self/autogroup")
 
 
 class _TextInputs(msgspec.Struct):
@@ -180,6 +184,8 @@ class EngineProcess:
             return NotLoaded(message.slot, refusal.code, refusal.message)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             traceback.print_exc()
+            if out_of_memory(error):
+                return NotLoaded(message.slot, "out_of_memory", f"{OVER_LIMIT} {shorten(error)}")
             return NotLoaded(message.slot, "load_failed", shorten(error))
         self._models[message.slot] = model
         return Loaded(
@@ -244,30 +250,16 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit(1)  # it ended before we could ask
 
 
-def lower_priority(by: int) -> None:
-    """Let others on this machine go first. Where the kernel weighs sessions against each other (autogroup), a niceness
-    within a session says nothing to the others: the process gets a session of its own, and that is lowered.
-    """
-    if by == 0:
-        return
-    os.nice(by)
-    try:
-        os.setsid()
-        AUTOGROUP.write_text(str(by))
-    except OSError as error:  # a kernel without autogroups, or a process that leads a group already
-        sys.stderr.write(f"engine: no session of its own with niceness {by}: {error}\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="engine_process")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the host")
     parser.add_argument("--parent", type=int, required=True, help="process id of the host")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", required=True)
-    parser.add_argument("--nice", type=int, default=0, help="how much lower the priority is than the host's")
+    parser.add_argument("--limits", default="{}", help="EngineLimits as JSON")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
-    lower_priority(options.nice)
+    apply_limits(msgspec.json.decode(options.limits, type=EngineLimits))
     # A terminal's Ctrl-C and a supervisor's SIGTERM are for the host, which still needs us to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -54,6 +55,8 @@ def start(command: list[str], parent: int) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # the engine ignores them, and a program inherits that
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # the engine's limit is not the server's: it has its own
     if os.getppid() == parent:
         try:
             os.execvp(command[0], command)

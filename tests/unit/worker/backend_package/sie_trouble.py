@@ -20,6 +20,16 @@ class Version(str):
     __slots__ = ()
 
 
+def standing() -> dict[str, object]:
+    """How the kernel sees this process."""
+    return {
+        "nice": os.nice(0),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "policy": os.sched_getscheduler(0),
+        "priority": os.sched_getparam(0).sched_priority,
+    }
+
+
 class TroubleModel:
     memory_bytes = 1234
     weights_digest = "sha256:trouble"
@@ -44,6 +54,10 @@ class TroubleModel:
                 return EngineOutput(item.request_id, item.inputs, first_token_ms=object())  # type: ignore[arg-type]
             case "refuse":
                 return failed(item, "refused", "asked to refuse")
+            case "hold":
+                bytearray(inputs["mb"] << 20)
+            case "standing":
+                return EngineOutput(item.request_id, msgspec.json.encode(standing()))
             case "environment":
                 return EngineOutput(item.request_id, msgspec.json.encode({"value": os.environ.get(inputs["name"])}))
         return EngineOutput(item.request_id, item.inputs)
@@ -63,6 +77,8 @@ class TroubleBackend:
                 raise RuntimeError("asked to raise")
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
+            case "large":
+                self._held = bytearray(2 << 30)
             case "slow":
                 threading.Event().wait(1.5)
         return TroubleModel()

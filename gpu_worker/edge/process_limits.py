@@ -1,0 +1,64 @@
+"""What an engine process does to itself before it loads anything: priority, processors, memory.
+
+What this machine does not permit is said on standard error, which is the log of the worker, and does without.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_worker.isolation import EngineLimits
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def apply_limits(limits: EngineLimits) -> None:
+    """Children inherit processors and priority; servers that an engine starts have their own memory limits."""
+    lower_priority(limits.nice)
+    if limits.cpus:
+        _permitted("on processors " + ",".join(map(str, limits.cpus)), lambda: os.sched_setaffinity(0, limits.cpus))
+    if limits.realtime_priority:
+        priority = os.sched_param(limits.realtime_priority)
+        _permitted("with real-time priority", lambda: os.sched_setscheduler(0, os.SCHED_RR, priority))
+    if limits.memory_bytes:
+        _permitted(f"with a limit of {limits.memory_bytes} bytes", lambda: limit_memory(limits.memory_bytes))
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Allocations that would take private writable memory beyond it fail (RLIMIT_DATA: heap and anonymous mappings,
+    since Linux 4.7). Weights that are mapped from a file are not counted.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was refused. torch says it with a RuntimeError of its own."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "allocate memory" in text or type(error).__name__ == "OutOfMemoryError"
+
+
+def lower_priority(by: int) -> None:
+    """Let others on this machine go first. Where the kernel weighs sessions against each other (autogroup), a niceness
+    within a session says nothing to the others: the process gets a session of its own, and that is lowered.
+    """
+    if by == 0:
+        return
+    os.nice(by)
+    try:
+        os.setsid()
+        AUTOGROUP.write_text(str(by))
+    except OSError as error:  # a kernel without autogroups, or a process that leads a group already
+        sys.stderr.write(f"engine: no session of its own with niceness {by}: {error}\n")
+
+
+def _permitted(what: str, change: Callable[[], None]) -> None:
+    try:
+        change()
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"engine: not {what}: {error}\n")
