@@ -44,6 +44,13 @@ class PlacementUnreadable(Struct, frozen=True):
     message: str
 
 
+class DataKeyChanged(Struct, frozen=True):
+    """A record of sie.keys, in order; `value` None: a data key was shredded."""
+
+    key: bytes | None
+    value: bytes | None
+
+
 class PartitionPositioned(Struct, frozen=True):
     """Answer to PositionPartitions: where the group stands. The reader is already reading there."""
 
@@ -102,6 +109,7 @@ WorkerEvent = (
     | RecordsPolled
     | PlacementChanged
     | PlacementUnreadable
+    | DataKeyChanged
     | PartitionPositioned
     | PartitionReadOut
     | PositionLost

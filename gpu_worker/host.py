@@ -16,6 +16,7 @@ from gpu_worker.engine_port import EnginePort
 from gpu_worker.facts import (
     CancelBatch,
     Commit,
+    DataKeyChanged,
     DrainPartitions,
     LoadModel,
     Note,
@@ -61,7 +62,8 @@ class WorkerHost:
     """Implements loop.Inbox and loop.Effects for one WorkerMachine.
 
     work:       reads the work partitions; its group holds their committed offsets
-    placements: follows the placements table from its beginning, and what sie.cluster says about this incarnation
+    placements: follows the placements table from its beginning, what sie.cluster says about this incarnation, and,
+                with a key ring, the data keys
     """
 
     def __init__(
@@ -182,9 +184,13 @@ class WorkerHost:
             self._placements_at = at_ms + RETRY_MS
             return []
         changed: dict[str, WorkerEvent] = {}
+        data_keys: list[WorkerEvent] = []
         for record in records:
             if record.topic == self._names.cluster:
                 self._heed(record)
+                continue
+            if record.topic == self._names.keys:
+                data_keys.append(DataKeyChanged(record.key, record.value))
                 continue
             model = (record.key or b"").decode("utf-8", "replace")
             changed.pop(model, None)
@@ -193,14 +199,21 @@ class WorkerHost:
                 changed[model] = PlacementChanged(model, row)
             except CodecError as error:
                 changed[model] = PlacementUnreadable(model, str(error))
-        return list(changed.values())
+        return [*data_keys, *changed.values()]
 
     def _follow(self) -> None:
-        """Read the placements table from its beginning; try again later while it does not exist."""
-        topic = self._names.placements
-        places = [TopicPartition(topic, number) for number in range(self._placements.partitions_of(topic))]
-        if not places:
-            raise Retriable(f"{topic} does not exist yet")
+        """Read the placements table from its beginning; try again later while it does not exist.
+
+        That of the data keys too, where there is a key ring. It need not be read completely before work starts: for a
+        subject whose key has not come yet another one is made.
+        """
+        topics = [self._names.placements, *([self._names.keys] if self.machine.state.outcomes.keeps_keys else [])]
+        places = []
+        for topic in topics:
+            count = self._placements.partitions_of(topic)
+            if not count:
+                raise Retriable(f"{topic} does not exist yet")
+            places += [TopicPartition(topic, number) for number in range(count)]
         starts = self._placements.beginning_offsets(places)
         cluster = TopicPartition(self._names.cluster, 0)
         starts |= self._placements.offsets_at([cluster], self._verdicts_since_ms)

@@ -28,6 +28,7 @@ from gpu_worker.engine_port import (
 from gpu_worker.facts import (
     CommitAborted,
     CommitSucceeded,
+    DataKeyChanged,
     DeviceFailed,
     DeviceMended,
     Identity,
@@ -153,6 +154,8 @@ class WorkerMachine:
                 self._follow(event)
             case PlacementUnreadable():
                 state.note("placement_unreadable", model=event.model, message=event.message)
+            case DataKeyChanged():
+                state.outcomes.heed(event.key, event.value)
             case PartitionPositioned():
                 partitions.on_positioned(state, event)
             case PartitionReadOut():

@@ -42,9 +42,11 @@ from sie_stream.deadline import Deadline
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
+from sie_stream.edge.keyring import Keyring
 from sie_stream.edge.logs import configure_logs
 from sie_stream.edge.stop import EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError, did_you_mean
+from sie_stream.privacy.vault import Vault
 from sie_stream.settings import TIERS, Settings
 from sie_stream.topology.records import GpuTopology
 from sie_stream.worker_marks import parse_labels, parse_taints
@@ -71,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not settings.bootstrap_servers:
             raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
         identity = make_identity(options, settings, find_topology(log))
-        process = WorkerProcess(settings, identity, log)
+        vault = Vault(Keyring(Path(settings.pii_keys)), settings.topics.keys) if settings.pii_keys else None
+        process = WorkerProcess(settings, identity, log, vault)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
@@ -142,8 +145,11 @@ def calm_garbage_collector() -> None:
 class WorkerProcess:
     """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup."""
 
-    def __init__(self, settings: Settings, identity: Identity, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(
+        self, settings: Settings, identity: Identity, log: structlog.stdlib.BoundLogger, vault: Vault | None
+    ) -> None:
         self._settings = settings
+        self._vault = vault
         self._identity = identity
         self._log = log
         self._clock = SystemClock()
@@ -176,6 +182,7 @@ class WorkerProcess:
             settings.record_bytes_max,
             settings.deadletter_bytes_max,
             Stage2Store(settings.record_bytes_max),
+            self._vault,
         )
         machine = WorkerMachine(identity, settings, outcomes)
         observer = LogObserver(self._log)

@@ -20,6 +20,9 @@ from sie_stream.control import ModelLaunch
 from sie_stream.errors import EngineError
 from sie_stream.ids import TopicNames, derived_request_id
 from sie_stream.postprocess import Stage2, build_outputs
+from sie_stream.privacy.rules import rules_of
+from sie_stream.privacy.vault import Guard, Vault
+from sie_stream.problems import SpecError
 from sie_stream.provenance import (
     KEY_BYTES_MAX,
     NO_COPIES,
@@ -51,11 +54,13 @@ from sie_stream.records import (
 from sie_stream.rollout_records import SHADOW
 
 COMPONENT = "worker"
+WITHHELD = "the engine's words are withheld, since they may repeat personal data; its log has them"
 UNIMPORTANT_LIBRARIES = ("python", "numpy")
 
 
 class Stage2Refused(EngineError):
-    """A model's Stage 2 cannot be set up (e.g. its tokenizer is missing): the replica fails to load."""
+    """A model's Stage 2 cannot be set up (e.g. its tokenizer, or the key ring that it needs, is missing): the replica
+    fails to load."""
 
 
 Stage2Of = Callable[[ModelLaunch], Stage2]
@@ -93,12 +98,24 @@ class Outcomes:
         record_bytes_max: int,
         deadletter_bytes_max: int,
         stage2_of: Stage2Of,
+        vault: Vault | None = None,
     ) -> None:
         self._names = names
         self._identity = identity
         self._value_bytes_max = record_bytes_max - KEY_BYTES_MAX
         self._deadletter_bytes_max = deadletter_bytes_max
         self._stage2_of = stage2_of
+        self._vault = vault
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether records of sie.keys are wanted."""
+        return self._vault is not None
+
+    def heed(self, key: bytes | None, value: bytes | None) -> None:
+        """A record of sie.keys."""
+        if self._vault is not None:
+            self._vault.heed(key, value)
 
     def finisher(self, replica: Replica, versions: dict[str, str]) -> Finisher:
         """Raises Stage2Refused."""
@@ -121,13 +138,29 @@ class Outcomes:
             weights_digest=placed.weights_digest,
             engine=placed.engine,
         )
-        return Finisher(replica.launch, placed, self._stage2_of(replica.launch), results)
+        return Finisher(replica.launch, placed, self._stage2_of(replica.launch), results, self._guard(replica.launch))
+
+    def _guard(self, launch: ModelLaunch) -> Guard | None:
+        """Raises Stage2Refused where protection is declared and there is no key ring: nothing is written in plain."""
+        try:
+            rules = rules_of(bytes(launch.input_schema), bytes(launch.output_schema), launch.privacy_subject)
+        except SpecError as refusal:
+            raise Stage2Refused(str(refusal)) from refusal
+        if rules is None:
+            return None
+        if self._vault is None:
+            fields = ", ".join(sorted({*rules.inputs, *rules.outputs}))
+            raise Stage2Refused(f"fields {fields} are to be protected, and this worker has no key ring (set pii_keys)")
+        return Guard(launch.model, rules, self._vault)
 
     def answered(self, turn: Turn, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:
         """The ending of every item of a batch that is still ours."""
         batch, inference_ms, now_ms = turn
         if batch.finisher.launch.fusion == "pooled":
             self._pooled(turn, answers, output)
+            return
+        if batch.finisher.guard is not None:
+            self._guarded(turn, batch.finisher.guard, answers, output)
             return
         results_topic, value_bytes_max = self._names.results, self._value_bytes_max
         stage2, batch_size, submitted_ms = batch.finisher.stage2, len(batch.items), batch.submitted_ms
@@ -177,12 +210,30 @@ class Outcomes:
         result = _result(turn, item, answer, "failed", None, error)
         self._terminal(item, result, turn.batch.finisher.launch, output)
 
+    def _guarded(self, turn: Turn, guard: Guard, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:
+        """As `answered`, for models whose fields are protected: apart, so that all others do not pay for it."""
+        finisher = turn.batch.finisher
+        for item, answer in answers:
+            if answer.error_code is not None:
+                self._failed(turn, item, answer, _engine_error(finisher, answer), output)
+                continue
+            built: bytes | ResultError | None
+            built = build_outputs(finisher.stage2, answer.outputs, answer.token_ids, answer.finish_reason or "")
+            if isinstance(built, bytes):
+                built = guard.outputs(item.work, built, output.writes)
+            if built is None:
+                built = ResultError("output_not_text", "the outputs are no JSON, so their fields cannot be protected")
+            if isinstance(built, bytes):
+                self._terminal(item, _result(turn, item, answer, "ok", built, None), finisher.launch, output)
+            else:
+                self._failed(turn, item, answer, built, output)
+
     def _pooled(self, turn: Turn, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:
         """Raw outputs for the shared Stage 2 pool; what failed already needs no Stage 2."""
         for item, answer in answers:
             work = item.work
             if answer.error_code is not None:
-                self._failed(turn, item, answer, ResultError(answer.error_code, answer.error_message or ""), output)
+                self._failed(turn, item, answer, _engine_error(turn.batch.finisher, answer), output)
                 continue
             raw = RawOutput(
                 result=_result(turn, item, answer, "ok", None, None),
@@ -218,15 +269,18 @@ class Outcomes:
         result = work_ended(item.work, status, code, message, self._bare_provenance(item), now_ms)
         self._terminal(item, result, launch, output)
 
-    def poisoned(self, item: Item, launch: ModelLaunch | None, now_ms: int, output: Output) -> None:
+    def poisoned(self, item: Item, finisher: Finisher, now_ms: int, output: Output) -> None:
         """An item no engine survives, or that every engine refuses: `failed`, and its bytes to the dead letters."""
-        message = f"gave up after {item.attempts} attempts, the last one alone: {item.message}"
-        self.ended(item, "failed", item.code, message, launch, now_ms, output)
+        guard = finisher.guard
+        said = item.message if guard is None else WITHHELD
+        message = f"gave up after {item.attempts} attempts, the last one alone: {said}"
+        self.ended(item, "failed", item.code, message, finisher.launch, now_ms, output)
         if item.work.variant[:1] == SHADOW:
             return  # a copy; the request itself is answered elsewhere
         place = item.partition.partition
+        kept = item.work if guard is None else guard.work(item.work, output.writes)
         record = LogRecord(
-            place.topic, place.partition, item.offset, item.work.routed_at_ms, item.work.key, encode_work(item.work)
+            place.topic, place.partition, item.offset, item.work.routed_at_ms, item.work.key, encode_work(kept)
         )
         letter = msgspec.structs.replace(
             dead_letter(
@@ -291,6 +345,12 @@ class Outcomes:
             engine="",
         )
         return work_provenance(item.work, place.partition, item.offset, placed, 0)
+
+
+def _engine_error(finisher: Finisher, answer: EngineOutput) -> ResultError:
+    """Why an engine did not answer. Its words may quote the inputs."""
+    assert answer.error_code is not None
+    return ResultError(answer.error_code, WITHHELD if finisher.guard is not None else answer.error_message or "")
 
 
 def _usage(answer: EngineOutput) -> Usage:

@@ -75,7 +75,7 @@ def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure)
         item.code = failure.code
         item.message = failure.message
         if item.attempts >= failure.attempts_max:
-            state.outcomes.poisoned(item, batch.finisher.launch, state.now_ms, state.output)
+            state.outcomes.poisoned(item, batch.finisher, state.now_ms, state.output)
             finish(state, [item])
             given_up.append(item.work.request_id)
         elif partition.state == "open":

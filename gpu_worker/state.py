@@ -14,6 +14,7 @@ from sie_stream.control import ModelLaunch, PartitionOrder
 from sie_stream.ids import LANES, TopicPartition
 from sie_stream.offsets import OffsetLedger
 from sie_stream.postprocess import Stage2
+from sie_stream.privacy.vault import Guard
 from sie_stream.provenance import Placed
 from sie_stream.records import LogRecord, WorkItem
 
@@ -74,6 +75,8 @@ class Finisher(Struct, frozen=True):
     placed: Placed
     stage2: Stage2
     results: ReplicaResults
+    guard: Guard | None = None
+    """There when fields of the model are hashed or encrypted."""
 
 
 class ReplicaKey(NamedTuple):

@@ -20,6 +20,9 @@ def on_tokens_streamed(state: WorkerState, engine: Engine, event: TokensStreamed
         batch = engine.outstanding.get(told.batch_id)
         if batch is None:
             continue  # of an engine that was given up since
+        guard = batch.finisher.guard
+        if guard is not None and guard.hides_outputs:
+            continue  # a text is protected as a whole, once it is whole
         item = batch.items[told.place]
         if item.partition.state == "closed":
             continue  # another worker answers it by now

@@ -110,6 +110,7 @@ def launch_of(spec: ModelSpec) -> ModelLaunch:
         ),
         output_serializer=spec.kafka_output.value_serializer if spec.kafka_output else "avro",
         tensor_parallel=spec.tensor_parallel_size,
+        privacy_subject=(spec.privacy.subject or "") if spec.privacy else "",
     )
 
 

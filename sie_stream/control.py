@@ -237,6 +237,8 @@ class ModelLaunch(Struct, frozen=True):
     """Form of the copies on the bound output topic."""
     tensor_parallel: int = 1
     """Devices that one replica spans."""
+    privacy_subject: str = ""
+    """The input that names the data subject; empty: the session, record key or id of the request."""
 
 
 class ModelRow(Struct, frozen=True):

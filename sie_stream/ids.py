@@ -90,6 +90,10 @@ class TopicNames(NamedTuple):
     def schemas(self) -> str:
         return f"{self.prefix}schemas"
 
+    @property
+    def keys(self) -> str:
+        return f"{self.prefix}keys"
+
     def work(self, model: str) -> str:
         """The topic that carries the work items of one model."""
         return f"{self.prefix}work.{model}"
@@ -129,6 +133,11 @@ class TopicNames(NamedTuple):
     def schemas_transactional_id(self) -> str:
         """Whoever registers a schema takes it, so that no two assign the same id."""
         return f"{self.prefix}schemas"
+
+    @property
+    def keys_transactional_id(self) -> str:
+        """Whoever shreds or rotates takes it, so that nobody writes a key again that another one is shredding."""
+        return f"{self.prefix}keys"
 
     @property
     def scheduler_transactional_id(self) -> str:

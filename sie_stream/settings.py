@@ -84,6 +84,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     launchable_servers: str = ""
     """Programs that declarations may start on this worker (backends triton, vllm, sglang): absolute paths, separated
     by commas. Empty: none; such models attach to servers that run already."""
+    pii_keys: str = ""
+    """Folder of the key ring that protects personal data (`sie-stream keys create`); empty: models that ask for
+    protection are not loaded, and protected values are not read."""
     offsets_renew_ms: int = 6 * 3600 * 1000
     """Committed offsets of idle partitions are written again this often."""
 

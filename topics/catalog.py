@@ -37,6 +37,8 @@ class TopicDefinition(Struct, frozen=True, forbid_unknown_fields=True):
     purpose: str
     retention_hours: int = 0
     """Of a log; compacted topics keep the latest record of each key."""
+    compaction_lag_hours: int = 0
+    """Of a compacted topic: what is superseded is off the disk after that, about; 0: whenever there is enough of it."""
 
 
 def _load() -> tuple[TopicDefinition, ...]:
@@ -87,12 +89,17 @@ def _config(definition: TopicDefinition, settings: Settings) -> dict[str, str]:
     }
     if definition.kind == "compacted":
         # Small segments and an eager cleaner: a reader of the table starts quickly.
-        return config | {
-            "cleanup.policy": "compact",
-            "segment.ms": str(HOUR_MS),
-            "min.cleanable.dirty.ratio": "0.2",
-            "delete.retention.ms": str(24 * HOUR_MS),
-        }
+        lag = {"max.compaction.lag.ms": str(definition.compaction_lag_hours * HOUR_MS)}
+        return (
+            config
+            | (lag if definition.compaction_lag_hours else {})
+            | {
+                "cleanup.policy": "compact",
+                "segment.ms": str(HOUR_MS),
+                "min.cleanable.dirty.ratio": "0.2",
+                "delete.retention.ms": str(24 * HOUR_MS),
+            }
+        )
     retention_ms = definition.retention_hours * HOUR_MS
     # Retention drops whole segments, so a short-lived log needs short segments.
     segment_ms = min(retention_ms, 24 * HOUR_MS)

@@ -1,6 +1,7 @@
-"""Personal data in payloads: fields marked `pii` become keyed hashes, everything else stays. Pure.
+"""Personal data in bundles: fields marked `pii` become keyed hashes, everything else stays. Pure.
 
 HMAC-SHA256 (RFC 2104), so that equal values stay equal under one key and nobody without the key can try values out.
+A value that is protected already (sie_stream/privacy/forms.py) stays as it was written.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from sie_stream.privacy.forms import changed, read_form
+
 PREFIX = "hmac-sha256:"
 
 
@@ -20,23 +23,7 @@ def hidden(payload: bytes, pii_fields: Collection[str], key: bytes) -> bytes | N
 
     pii_fields: dotted paths as InputValidator.pii_fields has them, `people[].name` inside arrays.
     """
-    try:
-        value = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return msgspec.json.encode(_walk(value, "", frozenset(pii_fields), key))
-
-
-def _walk(value: Any, path: str, pii_fields: frozenset[str], key: bytes) -> Any:
-    if isinstance(value, dict):
-        found = {}
-        for name, inner in value.items():
-            here = f"{path}.{name}" if path else name
-            found[name] = keyed(inner, key) if here in pii_fields else _walk(inner, here, pii_fields, key)
-        return found
-    if isinstance(value, list):
-        return [_walk(inner, f"{path}[]", pii_fields, key) for inner in value]
-    return value
+    return changed(payload, pii_fields, lambda _, value: value if read_form(value) is not None else keyed(value, key))
 
 
 def keyed(value: Any, key: bytes) -> str | None:

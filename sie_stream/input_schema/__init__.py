@@ -9,13 +9,13 @@ The language is described in `language`, the outcomes of odd input in `exact`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from sie_stream.input_schema.exact import CODES, InvalidInput, check_exact
 from sie_stream.input_schema.fast import needs_exact, plan
-from sie_stream.input_schema.language import Array, Object, Reader, Text
+from sie_stream.input_schema.language import Array, Object, Protection, Reader, Text
 from sie_stream.problems import Problem, SpecError, shown
 
 __all__ = ["CODES", "InputValidator", "InvalidInput", "compile_schema", "schema_problems"]
@@ -27,7 +27,8 @@ class InputValidator:
     fields:     names of the top-level properties, in the schema's order (the order of a scorer's features)
     required:   those that must be present
     defaults:   the `default` of each top-level property that has one
-    pii_fields: dotted paths of the properties marked `pii: true`
+    pii_fields: dotted paths of the properties marked `pii`, `people[].name` inside arrays
+    protected:  {path: how} of those among them that are marked `hash` or `encrypt`
     text_field: the one property that plain text can fill: the only string among the required ones, or the only
                 string there is; None when there is no such single one
     """
@@ -39,7 +40,9 @@ class InputValidator:
         self.fields = tuple(member.name for member in root.members)
         self.required = tuple(member.name for member in root.members if member.required)
         self.defaults = _defaults(schema)
-        self.pii_fields = tuple(_pii(root, ""))
+        marks = tuple(_marks(root, ""))
+        self.pii_fields = tuple(path for path, _ in marks)
+        self.protected: dict[str, Protection] = {path: how for path, how in marks if how is not None}
         self.text_field = _text_field(root)
 
     def check(self, raw: bytes | msgspec.Raw) -> None:
@@ -103,19 +106,17 @@ def _default_problems(root: Object, schema: Mapping[str, object], path: str) -> 
     return problems
 
 
-def _pii(node: Object, path: str) -> list[str]:
-    found = []
+def _marks(node: Object, path: str) -> Iterator[tuple[str, Protection | None]]:
     for member in node.members:
         here = f"{path}.{member.name}" if path else member.name
         if member.pii:
-            found.append(here)
+            yield here, member.protection
             continue
         inner = member.node
         while isinstance(inner, Array):
             inner, here = inner.items, f"{here}[]"
         if isinstance(inner, Object):
-            found.extend(_pii(inner, here))
-    return found
+            yield from _marks(inner, here)
 
 
 def _text_field(root: Object) -> str | None:

@@ -154,6 +154,9 @@ def _members(old: Object, new: Object, path: str, side: Side) -> Iterator[Break]
             yield Break(inner, "it was optional and is required now")
         if side == "output" and member.required and not now.required:
             yield Break(inner, "it was always there and may be missing now")
+        if side == "output" and member.protection != now.protection:
+            before, after = member.protection or "plain", now.protection or "plain"
+            yield Break(inner, f"its value is written in another way (pii: {before} before, {after} now)")
         yield from _differences(member.node, now.node, inner, side)
     before = {member.name for member in old.members}
     for member in new.members:

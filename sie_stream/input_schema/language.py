@@ -13,8 +13,11 @@
       (none)    any JSON value
 
 Two defaults differ from JSON Schema: an object that lists `properties` takes no others (a misspelt feature must not
-pass), and an integer must be written without fraction or exponent. `pii: true` marks personal data, `default` is kept
-for the model's own use. Anything else is refused here, so that nobody believes in a limit that nothing checks.
+pass), and an integer must be written without fraction or exponent. `default` is kept for the model's own use. Anything
+else is refused here, so that nobody believes in a limit that nothing checks.
+
+`pii` marks personal data of a property. `true`: never in an error message, a keyed hash in audit bundles. `hash` and
+`encrypt`: besides, nothing that SIE-Stream writes after scoring holds the plain value (sie_stream/privacy).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -33,6 +36,8 @@ DEPTH_MAX = 32
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 
+Protection = Literal["hash", "encrypt"]
+PROTECTIONS: tuple[Protection, ...] = ("hash", "encrypt")
 TYPES = ("number", "integer", "string", "boolean", "array", "object")
 ANNOTATIONS = frozenset({"title", "description", "examples", "default", "pii", "deprecated", "$comment"})
 ROOT_ANNOTATIONS = frozenset({"$schema", "$id"})
@@ -103,6 +108,7 @@ class Member(msgspec.Struct, frozen=True):
     node: Node
     required: bool
     pii: bool
+    protection: Protection | None = None
 
 
 class Object(msgspec.Struct, frozen=True):
@@ -183,7 +189,7 @@ class Reader:
 
     def _keywords(self, schema: Mapping[str, object], path: str, kind: str) -> None:
         allowed = {"type", "enum", "nullable"} | ANNOTATIONS | LIMITS.get(kind, frozenset())
-        self._flag(schema, "pii", path)
+        self._mark(schema, path)
         for word in schema:
             if word in allowed or str(word).startswith("x-"):
                 continue
@@ -200,6 +206,23 @@ class Reader:
             self._note(f"{path}.{word}", value, f"{word!r} is true or false.")
             return False
         return value
+
+    def _mark(self, schema: Mapping[str, object], path: str) -> None:
+        value = schema.get("pii", False)
+        if not isinstance(value, bool) and value not in PROTECTIONS:
+            self.problems.append(wrong_choice(f"{path}.pii", value, ("true", "false", *PROTECTIONS), "mark"))
+
+    def _unmarked(self, schema: object, path: str, *, below: bool) -> None:
+        """A protection that no path leads to would protect nothing. `below`: nor may any part of the schema have it."""
+        if not isinstance(schema, Mapping):
+            return
+        if schema.get("pii") in PROTECTIONS:
+            self._note(f"{path}.pii", schema["pii"], "mark the named property that holds it; here it has no name.")
+        if below:
+            properties = schema.get("properties")
+            inner = dict(properties) if isinstance(properties, Mapping) else {}
+            for name, part in (*inner.items(), ("items", schema.get("items"))):
+                self._unmarked(part, f"{path}.{name}", below=True)
 
     def _count(self, schema: Mapping[str, object], word: str, path: str) -> int | None:
         value = schema.get(word)
@@ -267,6 +290,7 @@ class Reader:
     def _array(self, schema: Mapping[str, object], path: str, nullable: bool, depth: int) -> Node:
         least, most = self._bounds(schema, "minItems", "maxItems", path)
         items = self.node(schema["items"], f"{path}.items", depth + 1) if "items" in schema else Anything()
+        self._unmarked(schema.get("items"), f"{path}.items", below=False)
         return Array(items, nullable, least, most)
 
     def _object(self, schema: Mapping[str, object], path: str, nullable: bool, depth: int) -> Node:
@@ -280,7 +304,8 @@ class Reader:
                 str(name),
                 self.node(body, f"{path}.properties.{name}", depth + 1),
                 name in required,
-                isinstance(body, Mapping) and body.get("pii") is True,
+                isinstance(body, Mapping) and bool(body.get("pii")),
+                _protection(body),
             )
             for name, body in properties.items()
             if self._is_name(name, f"{path}.properties")
@@ -290,6 +315,7 @@ class Reader:
             extra = Anything() if rest else None
         else:
             extra = self.node(rest, f"{path}.additionalProperties", depth + 1)
+            self._unmarked(rest, f"{path}.additionalProperties", below=True)
         return Object(members, extra, nullable)
 
     def _is_name(self, name: object, path: str) -> bool:
@@ -327,6 +353,11 @@ class Reader:
             self._note(f"{path}.enum", values, f"'enum' holds only {wanted}, all of one type and in range.")
             return Anything()
         return Choice(kind or found, tuple(dict.fromkeys(options)), nullable)
+
+
+def _protection(body: object) -> Protection | None:
+    mark = body.get("pii") if isinstance(body, Mapping) else None
+    return cast(Protection, mark) if mark in PROTECTIONS else None
 
 
 def _kind_of(values: list[object]) -> str:

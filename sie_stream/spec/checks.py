@@ -140,6 +140,31 @@ def _schemas(spec: ModelSpec) -> Iterator[Finding]:
             )
 
 
+def _privacy(spec: ModelSpec) -> Iterator[Finding]:
+    schemas = {name: getattr(spec, name) for name in ("input_schema", "output_schema")}
+    if any(schema is not None and schema_problems(schema, "") for schema in schemas.values()):
+        return
+    given, told = (None if schema is None else compile_schema(schema) for schema in schemas.values())
+    if told is not None and told.protected and spec.fusion == "pooled":
+        message = "pooled writes outputs in plain between the worker and Stage 2; protected fields need fused."
+        yield Finding(("fusion",), spec.fusion, message, ("fusion", "output_schema"), ("auto", "fused"))
+    subject = spec.privacy.subject if spec.privacy is not None else None
+    if subject is None:
+        return
+    reads = ("privacy", "input_schema")
+    required = () if given is None else given.required
+    if subject not in required:
+        message = f"{subject!r} is no required property of input_schema, so some requests would have no subject."
+        yield Finding(("privacy", "subject"), subject, message, reads, required, closest(subject, required))
+    elif not _names_somebody(schemas["input_schema"]["properties"][subject]):
+        message = f"{subject!r} cannot name a person: a string or an integer that is never null can."
+        yield Finding(("privacy", "subject"), subject, message, reads)
+
+
+def _names_somebody(schema: dict[str, object]) -> bool:
+    return schema.get("type") in ("string", "integer") and not schema.get("nullable") and "enum" not in schema
+
+
 def _warmups(spec: ModelSpec) -> Iterator[Finding]:
     if spec.input_schema is not None and schema_problems(spec.input_schema, ""):
         return
@@ -192,8 +217,8 @@ def _probes(spec: ModelSpec) -> Iterator[Finding]:
 
 
 _CHECKS: Sequence[Callable[[ModelSpec], Iterable[Finding]]] = (
-    _source, _replicas, _tier, _batches, _baselines, _repeats, _lengths, _pooled, _topics, _schemas, _warmups, _rollout,
-    _lora, _probes,
+    _source, _replicas, _tier, _batches, _baselines, _repeats, _lengths, _pooled, _topics, _schemas, _privacy, _warmups,
+    _rollout, _lora, _probes,
 )  # fmt: skip
 
 

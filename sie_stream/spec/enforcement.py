@@ -11,6 +11,7 @@ ENFORCED = frozenset(
         "output_schema", "service_type", "priority_level", "deadline_ms", "replicas", "quota", "pre_warmup",
         "kafka_input", "kafka_output", "fusion", "ordering", "requires", "node_selector", "tolerations", "tier", "tags",
         "tensor_parallel_size", "tensor_parallel_over", "rollout", "golden", "slas", "baselines",
+        "privacy",
     }
 )  # fmt: skip
 # For people; nothing to enforce.

@@ -214,6 +214,16 @@ class Golden(Part):
     tolerance: float = _say(0.0, "Largest difference of a number.", 0.001, ge=0)
 
 
+class Privacy(Part):
+    subject: str | None = _say(
+        None,
+        "The input that names the person whose data it is: its encrypted values have keys of their own and can be "
+        "shredded. Default: the session of the request, else its record key, else its id.",
+        "customer_id",
+        min_length=1,
+    )
+
+
 class ModelSpec(Part):
     name: str = _say(
         ..., "Name of the model; a part of its topic's name.", "churn-eu", "smollm2-135m", pattern=NAME_PATTERN
@@ -251,6 +261,9 @@ class ModelSpec(Part):
     )
     output_schema: dict[str, Any] | None = _say(
         None, "What outputs must look like.", {"properties": {"score": {"type": "number"}}}
+    )
+    privacy: Privacy | None = _say(
+        None, "Whose data the fields are that input_schema and output_schema mark `pii`.", {"subject": "customer_id"}
     )
     priority_level: Priority = _say("P1", "Lane of requests that name no priority.", "P0")
     deadline_ms: Milliseconds | None = _say(None, "Deadline of requests that name none.", 500)

@@ -110,7 +110,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("sie_stream/cli/*", "zoo/build.py"),
     "pyarrow": ("sie_stream/cli/*",),
     "prometheus_client": ("*/edge/*",),
-    "cryptography": ("sie_stream/edge/signing.py",),
+    "cryptography": ("sie_stream/edge/signing.py", "sie_stream/edge/keyring.py"),
     "structlog": EVERY_EDGE,
     "psutil": EVERY_EDGE,
     # everywhere: the records are made of it

@@ -24,6 +24,7 @@ from sie_stream.control import (
 from sie_stream.ids import LANES, TopicPartition, instance_id
 from sie_stream.ports import TopicSpec
 from sie_stream.postprocess import stage2_of
+from sie_stream.privacy.vault import Cipher, Vault
 from sie_stream.records import LogWrite, Result, WorkItem
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
@@ -74,8 +75,10 @@ def work_item(request_id: str, model: str = "m", **changes: object) -> WorkItem:
 class World:
     """The log, the scheduler's hand, and the users."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, cipher: Cipher | None = None) -> None:
         self.settings = settings or Settings()
+        self.cipher = cipher
+        """Of the key ring that every worker has; None: there is none."""
         self.names = self.settings.topics
         self.log = SimLog()
         self.clock = self.log.clock
@@ -179,6 +182,7 @@ class Rig:
             settings.record_bytes_max,
             settings.deadletter_bytes_max,
             lambda launch: stage2_of(settings.record_bytes_max),
+            None if world.cipher is None else Vault(world.cipher, names.keys),
         )
         self.machine = WorkerMachine(self.identity, settings, outcomes)
         self.engines = SimEngines(clock, script)
@@ -211,9 +215,11 @@ class Rig:
         raise AssertionError(f"not within {ms} virtual ms")
 
 
-def serving(script: EngineScript | None = None, settings: Settings | None = None, **changes: Any) -> tuple[World, Rig]:
+def serving(
+    script: EngineScript | None = None, settings: Settings | None = None, cipher: Cipher | None = None, **changes: Any
+) -> tuple[World, Rig]:
     """A worker that serves model `m` with all its lanes."""
-    world = World(settings)
+    world = World(settings, cipher)
     rig = Rig(world, script=script)
     world.place(world.add_model("m", **changes))
     rig.run(100)

@@ -1,0 +1,162 @@
+"""Protected values: round trips, rotation, shredding, and no plain value in what is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
+from sie_stream.errors import ConfigError
+from sie_stream.privacy.datakeys import KeyTable, key_write
+from sie_stream.privacy.forms import read_form, sealed_in
+from sie_stream.privacy.vault import KeyUnavailable, Opener, Vault
+from sie_stream.records import LogWrite
+from tests.unit.privacy.kit import TOPIC, Ring, opened
+from tests.unit.worker.rig import work_item
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=30)
+VALUE = st.one_of(TEXT, st.integers(-(2**53), 2**53), st.booleans(), st.lists(TEXT, max_size=3))
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    return Ring(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Ring]:
+    with TemporaryDirectory() as folder:
+        yield Ring(Path(folder))
+
+
+@given(customer=TEXT, reason=VALUE, twin=VALUE, names=st.lists(TEXT, max_size=3))
+def test_what_is_protected_can_be_read_by_the_holder_of_the_keys(
+    shared: Ring, customer: str, reason: Any, twin: Any, names: list[str]
+) -> None:
+    plain = {"reason": reason, "twin": twin, "people": [{"name": name} for name in names], "score": 0.5}
+    written = shared.outputs(customer, plain)
+    again = opened(shared.opener(), written)
+    assert again["twin"] == json.loads(shared.outputs(customer, plain))["twin"]  # equal values, equal hashes
+    assert again | {"twin": twin} == plain
+
+
+def test_no_plain_value_is_left_in_what_is_written(ring: Ring) -> None:
+    secrets = ["Ada Lovelace", "ada@example.org", "12 St James", "customer-17"]
+    written = ring.outputs(secrets[3], {"reason": secrets[0], "twin": secrets[1], "people": [{"name": secrets[2]}]})
+    work = work_item(
+        "r",
+        inputs=json.dumps({"customer": secrets[3], "email": secrets[1], "age": 36}).encode(),
+        token_ids=(1, 2),
+    )
+    letter = ring.guard.work(work, [])
+    everything = written + letter.inputs + b"".join((one.key or b"") + (one.value or b"") for one in ring.topic)
+    for secret in secrets:
+        assert secret.encode() not in everything
+    assert json.loads(letter.inputs)["age"] == 36
+    assert letter.token_ids is None
+
+
+def test_a_subject_has_one_data_key_and_two_subjects_have_two(ring: Ring) -> None:
+    for customer in ("ada", "ada", "bob"):
+        ring.outputs(customer, {"reason": "x"})
+    assert len(ring.topic) == 2
+    other = Vault(ring.keyring, TOPIC)  # another worker, which follows the topic
+    for one in ring.topic:
+        other.heed(one.key, one.value)
+    writes: list[LogWrite] = []
+    assert other.data_key(b"ada", writes) == ring.vault.data_key(b"ada", writes)
+    assert writes == []
+
+
+def test_without_a_declared_subject_the_session_names_it(tmp_path: Path) -> None:
+    ring = Ring(tmp_path)
+    assert ring.guard.rules.subject_of(work_item("r", inputs=b'{"customer":7}', session="s")) == b"7"
+    assert ring.guard.rules.subject_of(work_item("r", inputs=b"{}", session="s", key=b"k")) == b"s"
+    assert ring.guard.rules.subject_of(work_item("r", inputs=b"{}", key=b"k")) == b"k"
+    assert ring.guard.rules.subject_of(work_item("r", inputs=b"{}")) == b"r"
+
+
+def test_a_shredded_subject_can_never_be_read_and_others_can(ring: Ring) -> None:
+    ada, bob = ring.outputs("ada", {"reason": "secret"}), ring.outputs("bob", {"reason": "other"})
+    ring.shred("ada")
+    table = ring.table()
+    assert table.any_shredded(ada)
+    assert not table.any_shredded(bob)
+    with pytest.raises(KeyUnavailable, match="was shredded") as caught:
+        opened(ring.opener(), ada)
+    assert caught.value.shredded
+    assert opened(ring.opener(), bob)["reason"] == "other"
+    kept = [
+        one for one in {one.key: one for one in ring.topic}.values() if one.value is not None
+    ]  # what compaction keeps
+    (by,) = sealed_in(ada)
+    assert not any(by.data_key.encode() in (one.key or b"") for one in kept)
+
+
+def test_after_shredding_a_subject_begins_anew(ring: Ring) -> None:
+    old = ring.outputs("ada", {"reason": "old"})
+    ring.shred("ada")
+    new = ring.outputs("ada", {"reason": "new"})
+    assert sealed_in(new) != sealed_in(old)
+    assert opened(ring.opener(), new)["reason"] == "new"
+    ring.shred("ada", at_ms=6)
+    (fact,) = ring.table().shreds.values()
+    assert len(fact.data_keys) == 2
+    assert ring.table().any_shredded(old)
+    assert ring.table().any_shredded(new)
+
+
+def test_rotation_rewraps_and_old_data_stays_readable(ring: Ring) -> None:
+    before = ring.outputs("ada", {"reason": "x", "twin": "y"})
+    rotated = add_kek(ring.folder)
+    assert (ring.keyring.current, rotated.current) == ("kek-0001", "kek-0002")
+    ring.write([key_write(TOPIC, rotated.rewrap(wrapped)) for wrapped in ring.table()])
+    assert [wrapped.kek for wrapped in ring.table()] == ["kek-0002"]
+    ring.folder.joinpath("kek-0001.key").rename(ring.folder / "away")
+    opener = Opener(ring.table(), Keyring(ring.folder))
+    assert opened(opener, before)["reason"] == "x"
+    # A process that still runs with the old key ring reads the folder again.
+    assert opened(ring.opener(), before)["reason"] == "x"
+
+
+def test_a_sealed_value_opens_only_where_it_was_written(ring: Ring) -> None:
+    written = json.loads(ring.outputs("ada", {"reason": "x"}))
+    form = read_form(written["reason"])
+    assert form is not None
+    opener = ring.opener()
+    assert opener.opened("m", "outputs", "reason", form) == "x"  # type: ignore[arg-type]
+    for place in (("other", "outputs", "reason"), ("m", "inputs", "reason"), ("m", "outputs", "name")):
+        with pytest.raises(KeyUnavailable, match="another key, place or content"):
+            opener.opened(*place, form)  # type: ignore[arg-type]
+
+
+def test_a_table_forgets_the_first_subjects_beyond_its_size_and_bears_strangers(ring: Ring) -> None:
+    table = KeyTable(subjects_max=2)
+    for customer in ("a", "b", "c"):
+        ring.outputs(customer, {"reason": "x"})
+    for one in [*ring.topic, LogWrite(TOPIC, b"?", b"key:x:y"), LogWrite(TOPIC, b"", b"other"), LogWrite(TOPIC, None)]:
+        table.heed(one.key, one.value)
+    assert len(list(table)) == 2
+    assert table.unreadable == 3
+
+
+def test_key_rings_are_private_whole_and_never_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "ring"
+    with pytest.raises(ConfigError, match="keys create"):
+        Keyring(folder)
+    create_keyring(folder)
+    with pytest.raises(ConfigError, match="never written over"):
+        create_keyring(folder)
+    (folder / "kek-0001.key").chmod(0o640)
+    with pytest.raises(ConfigError, match="mode 0640 lets others read it; allowed is 0600"):
+        Keyring(folder)
+    (folder / "kek-0001.key").unlink()
+    with pytest.raises(ConfigError, match="no key-encryption key"):
+        Keyring(folder)

@@ -1,0 +1,137 @@
+"""What a worker writes about a model with protected fields: results, copies, dead letters, token deltas, data keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.outcomes import WITHHELD
+from gpu_worker.sim.engine import EngineScript
+from schemas.codec import decode_deadletter, decode_work
+from sie_stream.control import ReplicaFailed
+from sie_stream.edge.keyring import Keyring, create_keyring
+from sie_stream.privacy.datakeys import KeyTable, shred_writes, shredded_now
+from sie_stream.privacy.forms import sealed_in
+from sie_stream.privacy.vault import Opener
+from tests.unit.privacy.kit import INPUTS, OUTPUTS, opened
+from tests.unit.worker.rig import INCARNATION, Rig, World, serving, work_item
+
+MARKED: dict[str, Any] = {
+    "input_schema": Raw(json.dumps(INPUTS).encode()),
+    "output_schema": Raw(json.dumps(OUTPUTS).encode()),
+    "privacy_subject": "customer",
+}
+ADA = json.dumps({"customer": "Ada Lovelace"}).encode()
+
+
+def says_who(item: EngineInput) -> EngineOutput:
+    if item.request_id == "bad":
+        return EngineOutput("bad", error_code="no_vowels", error_message=f"cannot read {item.inputs.decode()}")
+    customer = json.loads(item.inputs)["customer"]
+    return EngineOutput(item.request_id, outputs=json.dumps({"reason": f"it is {customer}", "score": 0.5}).encode())
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Keyring:
+    return create_keyring(tmp_path / "ring")
+
+
+def everything_written(world: World, *others: str) -> bytes:
+    topics = [world.names.results, world.names.deadletter, world.names.keys, world.names.tokens, *others]
+    records = [record for topic in topics for record in world.log.visible(topic)]
+    return b"".join((record.key or b"") + (record.value or b"") for record in records)
+
+
+def key_table(world: World) -> KeyTable:
+    table = KeyTable()
+    for record in world.log.visible(world.names.keys):
+        table.heed(record.key, record.value)
+    return table
+
+
+def test_results_and_copies_hold_protected_values_and_their_key_comes_in_the_same_transaction(keyring: Keyring) -> None:
+    world, rig = serving(EngineScript(answer=says_who), cipher=keyring, **MARKED)
+    world.add_topic("copies")
+    world.send(*[work_item(f"r{n}", inputs=ADA, output_topic="copies") for n in range(3)])
+    rig.run(50)
+    results = world.results()
+    assert b"Ada" not in everything_written(world, "copies")
+    assert len(world.log.visible("copies")) == 3
+    opener = Opener(key_table(world), keyring)
+    for result in results.values():
+        assert result.outputs is not None
+        assert opened(opener, result.outputs) == {"reason": "it is Ada Lovelace", "score": 0.5}
+    assert len(list(opener.table)) == 1
+
+
+def test_another_worker_uses_the_key_that_is_there_until_it_is_shredded(keyring: Keyring) -> None:
+    world, rig = serving(EngineScript(answer=says_who), cipher=keyring, **MARKED)
+    world.send(work_item("first", inputs=ADA))
+    rig.run(50)
+    world.take_away("m")
+    rig.run(50)
+    second = Rig(world, "w1-1", EngineScript(answer=says_who))
+    world.place(world.rows["m"].replicas[0].launch, "w1-1")
+    second.run(100)
+    world.give("m", [0, 1, 2], "w1-1")
+    world.send(work_item("second", inputs=ADA))
+    second.run(50)
+    keys = {name: sealed_in(result.outputs) for name, result in world.results().items()}
+    assert keys["first"] == keys["second"]
+    (by,) = keys["first"]
+    world.writer.write([*tombstones(world)])
+    second.run(50)
+    world.send(work_item("third", inputs=ADA))
+    second.run(50)
+    (other,) = sealed_in(world.results()["third"].outputs)
+    assert (other.subject == by.subject, other.data_key == by.data_key) == (True, False)
+
+
+def tombstones(world: World) -> Any:
+    table = key_table(world)
+    subject = next(iter(table)).subject
+    return shred_writes(world.names.keys, table, shredded_now(table, subject, 1, "ada", ""))
+
+
+def test_dead_letters_and_errors_do_not_repeat_inputs(keyring: Keyring) -> None:
+    world, rig = serving(EngineScript(answer=says_who, kills={"poison"}), cipher=keyring, **MARKED)
+    world.send(work_item("bad", inputs=ADA), work_item("poison", inputs=ADA))
+    rig.run_until(lambda: len(world.results()) == 2)
+    assert b"Ada" not in everything_written(world)
+    error = world.results()["bad"].error
+    assert error is not None
+    assert (error.code, error.message) == ("no_vowels", WITHHELD)
+    (record,) = world.log.visible(world.names.deadletter)
+    kept = decode_work(decode_deadletter(record.value).original)
+    assert (kept.request_id, kept.source_offset) == ("poison", 7)
+    assert sealed_in(kept.inputs)
+
+
+def test_answers_under_way_are_not_told_in_plain(keyring: Keyring) -> None:
+    script = EngineScript(answer=says_who, continuous={"m": 3}, batch_ms=40.0)
+    world, rig = serving(script, cipher=keyring, **MARKED)
+    world.send(work_item("r", inputs=ADA, stream=True))
+    rig.run_until(world.results)
+    assert world.log.visible(world.names.tokens) == []
+
+
+def test_without_a_key_ring_such_a_model_is_not_loaded() -> None:
+    world, rig = serving(EngineScript(answer=says_who), **MARKED)
+    (failed,) = world.reports(ReplicaFailed)
+    assert isinstance(failed, ReplicaFailed)
+    assert (failed.incarnation, failed.code) == (INCARNATION, "stage2_refused")
+    assert "no key ring (set pii_keys)" in failed.message
+    assert rig.machine.state.outcomes.keeps_keys is False
+
+
+def test_models_without_marks_write_as_they_did(keyring: Keyring) -> None:
+    world, rig = serving(cipher=keyring)
+    world.send(work_item("r"))
+    rig.run(50)
+    assert world.results()["r"].outputs == b'{"echo":{"x":1}}'
+    assert world.log.visible(world.names.keys) == []
