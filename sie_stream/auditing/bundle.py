@@ -41,7 +41,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """{topic/partition: (first offset, one past the last)}."""
     models: tuple[str, ...]
     pii: dict[str, tuple[str, ...]]
-    """{model: fields that are keyed hashes in this bundle}."""
+    """{model: fields that are keyed hashes in this bundle, or encrypted as their results were written}."""
     pii_key_kept: bool
     """False: the key was made for this bundle and thrown away, so no hash can be led back or compared with others."""
     left_out: dict[str, int]
@@ -49,6 +49,8 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signer: str
     """SHA-256 of the public key."""
     files: dict[str, FileEntry]
+    shredded: int = 0
+    """Results in it whose encrypted values nobody could read when it was made: their subjects had been shredded."""
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -82,6 +82,8 @@ class RequestAudit(Struct):
     results: int = 0
     """Read; `outside` of them belong to requests outside the range."""
     outside: int = 0
+    shredded: int = 0
+    """Results that hold encrypted values of subjects that were shredded: proven, and never to be read again."""
     unchecked_work: int = 0
     """Results whose work record is outside what was read, or gone."""
     unchecked_placements: int = 0

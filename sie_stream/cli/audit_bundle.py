@@ -94,8 +94,9 @@ def export(
 ) -> None:
     """Write requests, work, results, decisions, dead letters, schemas and model cards of a range into a signed folder.
 
-    Fields marked `pii` in a model's schemas are keyed hashes there. Exit code 1 when `audit verify` of the range finds
-    violations; the bundle is written all the same and says so.
+    Fields marked `pii` in a model's schemas are keyed hashes there; outputs that are hashed or encrypted on the topics
+    stay as they are, so that shredding a subject reaches bundles too. Exit code 1 when `audit verify` of the range
+    finds violations; the bundle is written all the same and says so.
 
     \b
     Examples:
@@ -158,6 +159,7 @@ def _fill(
         left_out=payloads.left_out,
         signer="",
         files=dict(_entries(folder, rows)),
+        shredded=payloads.shredded,
     )
     return manifest, report
 
@@ -191,15 +193,22 @@ def check(
     """
     problems, manifest = problems_of(bundle, public_key)
     if output is OutputFormat.JSON:
-        signer = None if manifest is None else manifest.signer
         show_json(
-            {"intact": not problems, "signer": signer, "signer_known": public_key is not None, "problems": problems}
+            {
+                "intact": not problems,
+                "signer": None if manifest is None else manifest.signer,
+                "signer_known": public_key is not None,
+                "shredded": 0 if manifest is None else manifest.shredded,
+                "problems": problems,
+            }
         )
     elif problems:
         console.print("\n".join(("NOT AS SIGNED", *(f"    {one}" for one in problems))), highlight=False, markup=False)
     elif manifest is not None:
         whose = "" if public_key is not None else ", which is in the bundle itself: compare it with one you trust"
         console.print(f"intact: {len(manifest.files)} files, signed by {manifest.signer}{whose}", highlight=False)
+        if manifest.shredded:
+            console.print(f"shredded: {manifest.shredded} results hold values that nobody can read", highlight=False)
     if problems:
         raise typer.Exit(1)
 

@@ -29,6 +29,7 @@ from sie_stream.cli.trace_reading import decoded, request_in
 from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.edge.key_topic import read_key_table
 from sie_stream.edge.spans import Span, partitions_of
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import SieError
@@ -49,6 +50,9 @@ class Payloads:
         self._routes = routes
         self._key = key
         self.left_out: dict[str, int] = {}
+        self.shredded = 0
+        """Results whose encrypted values can never be read."""
+        self._keys = read_key_table(reader, names)
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         for value in latest_values(reader, names.models).values():
@@ -87,6 +91,7 @@ class Payloads:
         fields = self._outputs.get(result.model)
         if fields is None:
             return self._leave_out(NO_SCHEMA)
+        self.shredded += self._keys.any_shredded(result.outputs)
         return result.outputs if not fields else hidden(result.outputs, fields, self._key)
 
     def _leave_out(self, why: str) -> None:

@@ -21,9 +21,11 @@ from sie_stream.cli.trace_lookup import Routes, fetch, work_id
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.edge.key_topic import read_key_table
 from sie_stream.edge.spans import Span, partitions_of, read_spans
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicPartition, derived_request_id
+from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.records import CommittedOffset, LogRecord
 
 CLOCKS_MS = 60_000
@@ -89,6 +91,7 @@ def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: C
     """Reads the request, work, output and result topics of the range, and all of sie.decisions."""
     names = connection.settings.topics
     verifier = RequestVerifier(cut.streams, cut.works, _deeds(reader, names.decisions))
+    keys = read_key_table(reader, names)
     with progress_bars() as progress:
         _read_requests(reader, routes, cut, verifier, progress)
         for record in tracked(reader, spans_of(cut.works), progress, "work items"):
@@ -98,8 +101,8 @@ def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: C
                 verifier.raw_output(decode_raw_output(record.value).result.request_id)
             except CodecError:
                 continue  # its dead letter is egress's affair; no request is known behind it
-        _read_results(reader, cut.results, verifier, progress)
-        _settle(reader, cut, verifier, connection.settings.transaction_timeout_ms / 1_000, progress)
+        _read_results(reader, cut.results, verifier, keys, progress)
+        _settle(reader, cut, verifier, keys, connection.settings.transaction_timeout_ms / 1_000, progress)
     report = verifier.close(cut.commits, cut.results_from_ms, cut.notes)
     return _named(reader, routes, report)
 
@@ -223,7 +226,11 @@ def _read_requests(
 
 
 def _read_results(
-    reader: KafkaReader, spans: dict[TopicPartition, Span], verifier: RequestVerifier, progress: Progress
+    reader: KafkaReader,
+    spans: dict[TopicPartition, Span],
+    verifier: RequestVerifier,
+    keys: KeyTable,
+    progress: Progress,
 ) -> None:
     for record in tracked(reader, spans, progress, "results"):
         where = f"{record.topic}/{record.partition}@{record.offset}"
@@ -233,9 +240,12 @@ def _read_results(
             verifier.unreadable(where, str(error))
         else:
             verifier.result(where, record.timestamp_ms, result)
+            verifier.report.shredded += keys.any_shredded(result.outputs)
 
 
-def _settle(reader: KafkaReader, cut: Cut, verifier: RequestVerifier, patience_s: float, progress: Progress) -> None:
+def _settle(
+    reader: KafkaReader, cut: Cut, verifier: RequestVerifier, keys: KeyTable, patience_s: float, progress: Progress
+) -> None:
     """An open transaction hides committed results behind it; it ends within the transaction timeout."""
     deadline = time.monotonic() + patience_s + SETTLE_S
     reached = {place: span.end for place, span in cut.results.items()}
@@ -243,7 +253,7 @@ def _settle(reader: KafkaReader, cut: Cut, verifier: RequestVerifier, patience_s
         time.sleep(SETTLE_S)
         ends = reader.end_offsets(list(reached))
         more = {place: Span(start, ends[place]) for place, start in reached.items()}
-        _read_results(reader, more, verifier, progress)
+        _read_results(reader, more, verifier, keys, progress)
         reached = ends
 
 
@@ -308,6 +318,8 @@ def in_words(report: RequestAudit) -> Iterator[str]:
     if report.unprovable:
         yield f"               {report.unprovable} of a time whose results are partly gone: nothing can be proven"
     yield f"    results    {report.results} read, {report.outside} of them of other requests"
+    if report.shredded:
+        yield f"    shredded   {report.shredded} of them hold values of shredded subjects: nobody can read these"
     unchecked = (report.unchecked_work, report.unchecked_placements)
     if any(unchecked):
         yield "    unchecked  {} work records and {} placements that are gone or outside the range".format(*unchecked)

@@ -17,6 +17,7 @@ from sie_stream.cli import (
     doctor,
     explain,
     failures,
+    keys,
     maintenance,
     models,
     replay,
@@ -63,6 +64,7 @@ app.add_typer(rollout.app, name="rollout")
 app.command()(failures.failures)
 app.add_typer(audit.app, name="audit")
 app.command()(replay.replay)
+app.add_typer(keys.app, name="keys")
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.command()(demo.demo)

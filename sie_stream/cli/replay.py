@@ -30,12 +30,14 @@ from sie_stream.cli.replaying.engines import Engines
 from sie_stream.cli.replaying.outputs import OutputTopic, checked_topic
 from sie_stream.cli.replaying.page import report_page
 from sie_stream.cli.replaying.parquet import ParquetFile
+from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.reading import Readers
 from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.cli.replaying.show import show_report
 from sie_stream.cli.since import UNIT_MS
 from sie_stream.edge.connection import Connection
+from sie_stream.edge.key_topic import open_keys
 from sie_stream.edge.stop import StopFlag
 from sie_stream.errors import ConfigError
 from sie_stream.records import WorkItem
@@ -177,7 +179,8 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
             if topic is not None:
                 topic.add(original, again, place, work)
 
-        run = Replay(readers, settings, book, job, scratch, tally, tell, stop)
+        protection = Protection(lambda: open_keys(connection))
+        run = Replay(readers, settings, book, job, scratch, tally, tell, stop, protection)
         engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered, stop)
         stack.callback(engines.close)
         choice = choose(readers, settings.topics, question, stop)

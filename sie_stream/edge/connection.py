@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from sie_stream.edge.env_settings import load_settings
-from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader
+from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.kafka_reader import FETCH_WAIT_MS
 from sie_stream.edge.supervisor import RunState
 from sie_stream.errors import ConfigError
@@ -45,6 +45,12 @@ class Connection:
     def reader(self, group: str = "sie-stream-tools", fetch_wait_ms: int = FETCH_WAIT_MS) -> KafkaReader:
         overrides = self.settings.client_overrides
         return KafkaReader(self.settings.bootstrap_servers, group, overrides=overrides, fetch_wait_ms=fetch_wait_ms)
+
+    def transactional_writer(self, transactional_id: str) -> KafkaTransactionalWriter:
+        settings = self.settings
+        return KafkaTransactionalWriter(
+            settings.bootstrap_servers, transactional_id, settings.transaction_timeout_ms, settings.client_overrides
+        )
 
     def plain_writer(self) -> KafkaPlainWriter:
         return KafkaPlainWriter(self.settings.bootstrap_servers, overrides=self.settings.client_overrides)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sie_stream.records import Status
 
-Cause = Literal["version", "schema", "seed", "numeric", "missing", "retention", "status"]
+Cause = Literal["version", "schema", "seed", "numeric", "missing", "retention", "status", "shredded", "no_key"]
 CAUSES: dict[Cause, str] = {
     "version": "another version, other weights or other libraries answered, or the version is not to be had any more",
     "schema": "refused by the input_schema or output_schema, or an answer of another form",
@@ -20,6 +20,8 @@ CAUSES: dict[Cause, str] = {
     "missing": "the request has no terminal record in the range that was read",
     "retention": "the work item, and so the input, is not on the log any more",
     "status": "ended well once and badly the other time",
+    "shredded": "the data of its subject was shredded, so there is nothing to compare with; no difference",
+    "no_key": "its answer is protected, and the keys to read it are not here (pii_keys)",
 }
 FIELDS_MAX = 8
 """Differing fields named for one record."""

@@ -18,6 +18,8 @@ REASONS_MAX = 100
 NOTES_MAX = 200
 TEXT_MAX = 400
 LATENCY_TAIL = 0.01
+HARMLESS = frozenset({"shredded"})
+"""Causes that say nothing about the answers."""
 NO_MODEL = "(no model)"
 """Requests that ingress refused before it knew whom they were for."""
 
@@ -103,7 +105,7 @@ class Report(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        return not self.different and not self.causes and not self.partial
+        return not self.different and not self.causes.keys() - HARMLESS and not self.partial
 
 
 class _Model(Struct):

@@ -17,6 +17,7 @@ from schemas.wire import CodecError
 from sie_stream.cli.replaying.choosing import Choice
 from sie_stream.cli.replaying.engines import Engines, Target
 from sie_stream.cli.replaying.ingress import IngressAgain, Refusals, decide_again
+from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.reading import Moved, Readers
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.edge.clock import SystemClock
@@ -26,7 +27,7 @@ from sie_stream.errors import InvalidRequest
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.postprocess import build_outputs
 from sie_stream.records import LogRecord, Result, WorkItem
-from sie_stream.replay.compare import Again, Original, Verdict, verdict
+from sie_stream.replay.compare import Again, Original, Verdict
 from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Span, out_of_reach, segments
 from sie_stream.replay.report import Place, Tally
@@ -74,7 +75,9 @@ class Replay:
         tally: Tally,
         tell: Answered,
         stop: StopFlag,
+        protection: Protection,
     ) -> None:
+        self._protection = protection
         self._readers = readers
         self._settings = settings
         self._book = book
@@ -216,6 +219,10 @@ class Replay:
         if original.error_code in HARMFUL and not self._job.harmful:
             self._tally.not_scored(f"failed: {original.error_code}")
             return
+        barrier = self._protection.barrier(original)
+        if barrier is not None:
+            self._tally.absent(place, original.request_id, original.model, *barrier)
+            return
         target = self._target(original, work)
         if isinstance(target, Unavailable):
             self._tally.unavailable(original, place, target.reason)
@@ -286,7 +293,7 @@ class Replay:
             work.seed,
             schema_refused=True,
         )
-        self._count(original, again, place, work)
+        self._count(original, again, place, work, target)
 
     def answered(self, target: Target, token: object, output: EngineOutput, inference_ms: float) -> None:
         """An engine's answer, finished by the same Stage 2 as a worker's."""
@@ -312,10 +319,10 @@ class Replay:
             schema,
             inference_ms,
         )
-        self._count(token.original, again, token.place, token.work)
+        self._count(token.original, again, token.place, token.work, target)
 
-    def _count(self, original: Original, again: Again, place: Place, work: WorkItem) -> None:
-        found = verdict(original, again, self._job.tolerance)
+    def _count(self, original: Original, again: Again, place: Place, work: WorkItem, target: Target) -> None:
+        found, original, again = self._protection.judged(original, again, target.launch, self._job.tolerance)
         self._tally.answered(original, again, place, found)
         self._tell(original, again, place, found, work)
 

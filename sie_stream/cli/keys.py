@@ -1,0 +1,217 @@
+"""`sie-stream keys`: the key ring of personal data, and the data keys of each subject on sie.keys."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, with_examples
+from sie_stream.cli.since import shown_time
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.env_settings import load_settings
+from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.edge.key_topic import read_key_table, rewrap, shred
+from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
+from sie_stream.errors import ConfigError
+from sie_stream.privacy.forms import Hashed, Sealed, changed_forms, hashed_text, sealed_text
+from sie_stream.privacy.vault import KeyUnavailable, Opener
+from topics.edge.admin import KafkaAdmin
+from topics.plan import is_held
+
+app = typer.Typer(
+    help=with_examples(
+        "Keys that protect personal data: make, rotate, list, and shred those of one person.",
+        "sie-stream keys create --ring keys",
+        "sie-stream keys shred customer-17 --reason 'asked for on 3 March'",
+    ),
+    no_args_is_help=True,
+)
+RingOption = Annotated[
+    Path | None, typer.Option("--ring", help="Folder of the key ring. Default: SIE_STREAM_PII_KEYS.")
+]
+
+
+@app.command("create")
+def create(ring: RingOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Make a key ring: a key for the hashes of subjects, and a first key-encryption key, readable by you only.
+
+    Every host with workers needs a copy, with SIE_STREAM_PII_KEYS naming its folder.
+
+    \b
+    Examples:
+      sie-stream keys create --ring keys
+      export SIE_STREAM_PII_KEYS=$PWD/keys
+    """
+    folder = _folder(ring)
+    _tell({"ring": str(folder), "current": create_keyring(folder).current}, output)
+
+
+@app.command("rotate")
+def rotate(
+    ring: RingOption = None, bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Make a new key-encryption key and put every data key under it; nothing protected has to be written again.
+
+    Copy the new file to every host with workers; they use it for new data keys from their next start on. The old file
+    must stay while hashed values are to be compared, and until `keys list` shows no data key under it.
+
+    \b
+    Examples:
+      sie-stream keys rotate
+    """
+    folder = _folder(ring)
+    with _topic(bootstrap_servers) as (connection, reader):
+        made = add_kek(folder)
+        writer = connection.transactional_writer(connection.settings.topics.keys_transactional_id)
+        try:
+            done, unknown = rewrap(reader, writer, connection.settings.topics, made)
+        finally:
+            writer.close()
+    _tell({"ring": str(folder), "current": made.current, "rewrapped": done, "not_on_this_ring": unknown}, output)
+
+
+@app.command("list")
+def list_(
+    ring: RingOption = None, bootstrap_servers: BootstrapOption = None, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Key-encryption keys and how many data keys each wraps, and the subjects that were shredded.
+
+    \b
+    Examples:
+      sie-stream keys list -o json
+    """
+    keyring = Keyring(_folder(ring))
+    with _topic(bootstrap_servers) as (connection, reader):
+        table = read_key_table(reader, connection.settings.topics)
+    wraps = Counter(wrapped.kek for wrapped in table)
+    names = sorted({*keyring.keks, *wraps})
+    found: dict[str, Any] = {
+        "current": keyring.current,
+        "subjects": len({wrapped.subject for wrapped in table}),
+        "keks": [{"kek": name, "here": name in keyring.keks, "data_keys": wraps[name]} for name in names],
+        "shredded": [msgspec.to_builtins(fact) for fact in table.shreds.values()],
+    }
+    if output is OutputFormat.JSON:
+        show_json(found)
+        return
+    for one in found["keks"]:
+        marks = [" (current)" if one["kek"] == keyring.current else "", "" if one["here"] else " (not on this ring)"]
+        console.print(f"{one['kek']}{''.join(marks)}: {one['data_keys']} data keys", highlight=False)
+    for fact in table.shreds.values():
+        said = f"shredded {fact.subject} at {shown_time(fact.at_ms)} by {fact.actor}, {len(fact.data_keys)} data keys"
+        console.print(f"{said}{': ' if fact.reason else ''}{fact.reason}", highlight=False, markup=False)
+
+
+@app.command("shred")
+def shred_(
+    subject: Annotated[str, typer.Argument(help="The person, as requests name it (privacy.subject, session or key).")],
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever looks at it later.")] = "",
+    ring: RingOption = None,
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Remove every data key of a person: nobody can ever read what was encrypted for them. It cannot be undone.
+
+    Kafka takes the keys off its disks within a day. Fields marked `hash` stay hashes. Requests of that person that are
+    answered later are encrypted with a new key; when some were under way, run it again after them.
+
+    \b
+    Examples:
+      sie-stream keys shred customer-17 --reason "asked for on 3 March"
+    """
+    name = Keyring(_folder(ring)).subject_of(subject.encode())
+    with _topic(bootstrap_servers) as (connection, reader):
+        settings = connection.settings
+        found = KafkaAdmin.of(settings).describe([settings.topics.keys]).get(settings.topics.keys)
+        if found is not None and is_held(found):
+            raise ConfigError(
+                f"{found.topic} is under a legal hold, which keeps what is to be shredded: release it first"
+            )
+        writer = connection.transactional_writer(settings.topics.keys_transactional_id)
+        try:
+            told = (round(time.time() * 1_000), getpass.getuser(), reason)
+            fact, removed = shred(reader, writer, settings.topics, name, told)
+        finally:
+            writer.close()
+    _tell({"subject": fact.subject, "removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms}, output)
+
+
+@app.command("open")
+def open_(ring: RingOption = None, bootstrap_servers: BootstrapOption = None) -> None:
+    """Results in JSON, one a line, from standard input: the same with encrypted outputs in plain.
+
+    What cannot be read stays as it is, and why is said on standard error. Exit code 1 when there was any.
+
+    \b
+    Examples:
+      sie-stream results --request-id 6f1c... -o json | sie-stream keys open
+    """
+    keyring = Keyring(_folder(ring))
+    with _topic(bootstrap_servers) as (connection, reader):
+        opener = Opener(read_key_table(reader, connection.settings.topics), keyring)
+    closed = 0
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            result = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"line {number} is no result: {error}") from error
+        outputs, refused = plain_outputs(opener, str(result.get("model", "")), result.get("outputs"))
+        for why in refused:
+            typer.echo(f"line {number}: {why}", err=True)
+        closed += len(refused)
+        typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
+    if closed:
+        raise typer.Exit(1)
+
+
+def plain_outputs(opener: Opener, model: str, outputs: object) -> tuple[object, list[str]]:
+    """Outputs with what can be read in plain, and why the rest cannot be."""
+    refused: list[str] = []
+
+    def plain(path: str, form: Sealed | Hashed) -> Any:
+        if isinstance(form, Hashed):
+            return hashed_text(form)
+        try:
+            return opener.opened(model, "outputs", path, form)
+        except KeyUnavailable as error:
+            refused.append(f"{path}: {error}")
+            return sealed_text(form)
+
+    changed = changed_forms(msgspec.json.encode(outputs), plain)
+    assert changed is not None
+    return msgspec.json.decode(changed), refused
+
+
+def _folder(ring: Path | None) -> Path:
+    if ring is not None:
+        return ring
+    configured = load_settings().pii_keys
+    if not configured:
+        raise ConfigError("no key ring: give --ring DIR, or set SIE_STREAM_PII_KEYS=DIR")
+    return Path(configured)
+
+
+@contextmanager
+def _topic(bootstrap_servers: str | None) -> Iterator[tuple[Connection, KafkaReader]]:
+    connection = Connection.open(bootstrap_servers)
+    reader = connection.reader()
+    try:
+        yield connection, reader
+    finally:
+        reader.close()
+
+
+def _tell(found: dict[str, Any], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        show_json(found)
+    else:
+        console.print("\n".join(f"{name:<18}{value}" for name, value in found.items()), highlight=False, markup=False)

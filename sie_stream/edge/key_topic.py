@@ -1,0 +1,92 @@
+"""Reads sie.keys as a whole, and the two who change what is on it: shredding and rotation. Over ports only.
+
+Both take names.keys_transactional_id first, so neither writes a data key again that the other one is shredding. Workers
+only add keys, and never one that was there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sie_stream.edge.connection import Connection
+from sie_stream.edge.keyring import Keyring
+from sie_stream.edge.tables import read_to_end
+from sie_stream.errors import ConfigError
+from sie_stream.ids import TopicNames
+from sie_stream.ports import LogReader, TransactionalWriter
+from sie_stream.privacy.datakeys import KeyTable, Shredded, key_write, shred_writes, shredded_now
+from sie_stream.privacy.vault import KeyUnavailable, Opener
+
+KEYS_AT_ONCE = 5_000
+READ_S = 600.0
+
+
+def read_key_table(reader: LogReader, names: TopicNames) -> KeyTable:
+    """Every data key, and every subject that was shredded. Empty where the topic does not exist."""
+    table = KeyTable()
+    for record in read_to_end(reader, names.keys, timeout_s=READ_S):
+        table.heed(record.key, record.value)
+    return table
+
+
+def open_keys(connection: Connection) -> Opener:
+    """The data keys as they are now, and the key ring of the settings, if there is one.
+
+    Raises ConfigError for a key ring that cannot be used.
+    """
+    settings = connection.settings
+    ring = Keyring(Path(settings.pii_keys)) if settings.pii_keys else None
+    reader = connection.reader()
+    try:
+        return Opener(read_key_table(reader, settings.topics), ring)
+    finally:
+        reader.close()
+
+
+def shred(
+    reader: LogReader,
+    writer: TransactionalWriter,
+    names: TopicNames,
+    subject: str,
+    told: tuple[int, str, str],
+) -> tuple[Shredded, int]:
+    """The fact that is on the log now, and how many data keys it removed.
+
+    subject: as the key ring calls it. told: when (ms), who, why. Raises Fenced when somebody else came after us.
+    """
+    writer.init()
+    table = _existing(reader, names)
+    removed = len(table.of(subject))
+    fact = shredded_now(table, subject, *told)
+    writer.begin()
+    writer.write(shred_writes(names.keys, table, fact))
+    writer.commit()
+    return fact, removed
+
+
+def rewrap(reader: LogReader, writer: TransactionalWriter, names: TopicNames, ring: Keyring) -> tuple[int, int]:
+    """Puts every data key under the current key-encryption key; (how many, how many that ring cannot unwrap).
+
+    Raises Fenced when somebody else came after us: what was done stays, and the rest is done by another call.
+    """
+    writer.init()
+    old = [wrapped for wrapped in _existing(reader, names) if wrapped.kek != ring.current]
+    unknown = 0
+    for begin in range(0, len(old), KEYS_AT_ONCE):
+        writes = []
+        for wrapped in old[begin : begin + KEYS_AT_ONCE]:
+            try:
+                writes.append(key_write(names.keys, ring.rewrap(wrapped)))
+            except KeyUnavailable:
+                unknown += 1
+        if writes:
+            writer.begin()
+            writer.write(writes)
+            writer.commit()
+    return len(old) - unknown, unknown
+
+
+def _existing(reader: LogReader, names: TopicNames) -> KeyTable:
+    if not reader.partitions_of(names.keys):
+        raise ConfigError(f"topic {names.keys!r} does not exist. Create it with `sie-stream topics apply`.")
+    return read_key_table(reader, names)

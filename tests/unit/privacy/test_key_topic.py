@@ -1,0 +1,134 @@
+"""sie.keys over the log in memory: shredding, rotation, and what is said of data that nobody can read any more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec import Raw
+
+from schemas.codec import encode_row
+from sie_stream.cli.audit_contents import Payloads
+from sie_stream.cli.keys import plain_outputs
+from sie_stream.cli.trace_lookup import Routes
+from sie_stream.control import ModelRow
+from sie_stream.edge.key_topic import read_key_table, rewrap, shred
+from sie_stream.edge.keyring import Keyring, add_kek
+from sie_stream.errors import ConfigError, Fenced
+from sie_stream.ids import TopicNames
+from sie_stream.ports import LogReader
+from sie_stream.privacy.vault import Opener
+from sie_stream.records import LogWrite, Provenance, Result, Timings, Usage
+from sie_stream.settings import Settings
+from sie_stream.sim.log import SimLog
+from tests.unit.privacy.kit import INPUTS, OUTPUTS, Ring
+from topics.catalog import system_topics
+
+NAMES = TopicNames()
+
+
+class Log:
+    """The topics, with what a worker of that ring wrote."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.sim = SimLog(session_timeout_ms=10_000)
+        self.sim.admin().ensure(system_topics(Settings()))
+        self.ring = ring
+        self.ada = ring.outputs("ada", {"reason": "because of Ada"})
+        self.bob = ring.outputs("bob", {"reason": "because of Bob"})
+        self.sim.plain_writer().write(ring.topic)
+
+    @property
+    def reader(self) -> LogReader:
+        return self.sim.reader("g")
+
+    def shred(self, subject: str) -> int:
+        writer = self.sim.transactional_writer(NAMES.keys_transactional_id)
+        name = self.ring.keyring.subject_of(subject.encode())
+        return shred(self.reader, writer, NAMES, name, (7, "ada", "asked for"))[1]
+
+    def opener(self, ring: Keyring) -> Opener:
+        return Opener(read_key_table(self.reader, NAMES), ring)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(Ring(tmp_path))
+
+
+def test_shredding_leaves_a_fact_and_nothing_to_read(log: Log) -> None:
+    assert log.shred("ada") == 1
+    assert log.shred("ada") == 0
+    assert log.shred("nobody") == 0
+    opener = log.opener(log.ring.keyring)
+    outputs, refused = plain_outputs(opener, "m", json.loads(log.ada))
+    assert outputs == json.loads(log.ada)
+    assert len(refused) == 1
+    assert "was shredded" in refused[0]
+    assert plain_outputs(opener, "m", json.loads(log.bob)) == ({"reason": "because of Bob"}, [])
+    fact = opener.table.shreds[log.ring.keyring.subject_of(b"ada")]
+    assert (fact.at_ms, fact.actor, fact.reason, len(fact.data_keys)) == (7, "ada", "asked for", 1)
+
+
+def test_rotation_puts_every_key_under_the_new_one_and_shredded_ones_stay_gone(log: Log) -> None:
+    log.shred("ada")
+    rotated = add_kek(log.ring.folder)
+    writer = log.sim.transactional_writer(NAMES.keys_transactional_id)
+    assert rewrap(log.reader, writer, NAMES, rotated) == (1, 0)
+    opener = log.opener(rotated)
+    assert [wrapped.kek for wrapped in opener.table] == ["kek-0002"]
+    assert plain_outputs(opener, "m", json.loads(log.bob))[0] == {"reason": "because of Bob"}
+    assert opener.table.any_shredded(log.ada)
+
+
+def test_a_rotation_that_is_overtaken_by_a_shredding_cannot_bring_a_key_back(log: Log) -> None:
+    rotated = add_kek(log.ring.folder)
+    writer = log.sim.transactional_writer(NAMES.keys_transactional_id)
+
+    class Overtaken:
+        """The reader of a rotation, while which somebody shreds."""
+
+        def __init__(self) -> None:
+            self._reader = log.reader
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._reader, name)
+
+        def unassign(self, partitions: list) -> None:
+            self._reader.unassign(partitions)
+            log.shred("ada")
+
+    with pytest.raises(Fenced):
+        rewrap(Overtaken(), writer, NAMES, rotated)  # type: ignore[arg-type]
+    assert log.opener(rotated).table.any_shredded(log.ada)
+
+
+def test_without_the_topic_it_is_said_how_to_make_it(tmp_path: Path) -> None:
+    empty = SimLog(session_timeout_ms=10_000)
+    writer = empty.transactional_writer(NAMES.keys_transactional_id)
+    with pytest.raises(ConfigError, match="topics apply"):
+        shred(empty.reader("g"), writer, NAMES, "s", (1, "a", ""))
+
+
+def test_bundles_keep_protected_values_as_written_hash_older_plain_ones_and_count_the_shredded(log: Log) -> None:
+    spec = Raw(json.dumps({"input_schema": INPUTS, "output_schema": OUTPUTS}).encode())
+    row = ModelRow("m", "1", 1, spec, "accepted", 1)
+    log.sim.plain_writer().write([LogWrite(NAMES.models, encode_row(row), b"m")])
+    log.shred("ada")
+    reader = log.reader
+    payloads = Payloads(reader, Routes(reader, NAMES), NAMES, b"key")
+
+    def result(outputs: bytes) -> Result:
+        origin = Provenance("sie.requests", 0, 1)
+        return Result(*("r", "ok", "mi", "m", "1", "s", outputs, None, Usage(), Timings(total=3.0), origin, 5))
+
+    assert payloads.outputs(result(log.ada)) == log.ada
+    assert payloads.outputs(result(log.bob)) == log.bob
+    assert payloads.shredded == 1
+    older = payloads.outputs(result(b'{"reason":"because of Eve","score":1}'))
+    assert older is not None
+    assert b"Eve" not in older
+    inputs = payloads.inputs("m", b'{"customer":"Eve","age":3}', refused=False)
+    assert inputs is not None
+    assert b"Eve" not in inputs
