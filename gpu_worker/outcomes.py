@@ -20,7 +20,7 @@ from sie_stream.control import ModelLaunch
 from sie_stream.errors import EngineError
 from sie_stream.ids import TopicNames, derived_request_id
 from sie_stream.postprocess import Stage2, build_outputs
-from sie_stream.privacy.rules import rules_of
+from sie_stream.privacy.rules import WITHHELD, rules_of
 from sie_stream.privacy.vault import Guard, Vault
 from sie_stream.problems import SpecError
 from sie_stream.provenance import (
@@ -54,7 +54,6 @@ from sie_stream.records import (
 from sie_stream.rollout_records import SHADOW
 
 COMPONENT = "worker"
-WITHHELD = "the engine's words are withheld, since they may repeat personal data; its log has them"
 UNIMPORTANT_LIBRARIES = ("python", "numpy")
 
 

@@ -12,6 +12,8 @@ from sie_stream.input_schema.language import Protection
 from sie_stream.records import WorkItem
 from sie_stream.routing import sticky_key
 
+WITHHELD = "the engine's words are withheld, since they may repeat personal data"
+
 
 class Rules(Struct, frozen=True):
     """{path: how} of the marked fields. `subject`: the input that names the data subject; empty: what routes the

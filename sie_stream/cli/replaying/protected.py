@@ -17,12 +17,11 @@ from msgspec.structs import replace
 from sie_stream.auditing.pii import hidden
 from sie_stream.control import ModelLaunch
 from sie_stream.privacy.forms import Hashed, Sealed, changed, changed_forms, hashed_text, sealed_in
-from sie_stream.privacy.rules import Rules, rules_of
+from sie_stream.privacy.rules import WITHHELD, Rules, rules_of
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 from sie_stream.replay.compare import Again, Cause, Original, Verdict, verdict
 
 SECRET_BYTES = 32
-WITHHELD = "withheld, since it may repeat personal data"
 
 
 class Protection:

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from sie_stream.cli.replaying.protected import WITHHELD, Protection
+from sie_stream.cli.replaying.protected import Protection
 from sie_stream.edge.keyring import add_kek
+from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Opener
 from sie_stream.replay.compare import Again, Original
 from sie_stream.replay.report import Place, Report, Tally

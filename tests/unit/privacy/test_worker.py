@@ -10,13 +10,13 @@ import pytest
 from msgspec import Raw
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
-from gpu_worker.outcomes import WITHHELD
 from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_deadletter, decode_work
 from sie_stream.control import ReplicaFailed
 from sie_stream.edge.keyring import Keyring, create_keyring
 from sie_stream.privacy.datakeys import KeyTable, shred_writes, shredded_now
 from sie_stream.privacy.forms import sealed_in
+from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Opener
 from tests.unit.privacy.kit import INPUTS, OUTPUTS, opened
 from tests.unit.worker.rig import INCARNATION, Rig, World, serving, work_item
