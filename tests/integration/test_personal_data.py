@@ -78,9 +78,16 @@ def test_a_persons_data_is_protected_until_it_is_shredded(shell: Shell, tmp_path
 
     assert shell.json("keys", "rotate")["rewrapped"] == 2
     assert opened(shell, answers).count("versicolor") == 6
+    shell.env["SIE_STREAM_PII_KEYS"] = ""
+    without = shell.run("replay", "--model", MODEL, "--from", "1h", code=1)
+    assert "no_key" in without
+    shell.env["SIE_STREAM_PII_KEYS"] = str(shell.state_dir / "ring")
     report = shell.json("replay", "--model", MODEL, "--from", "1h")
     assert (report["replayed"], report["equal"], report["causes"]) == (3, 3, {})
 
+    shell.run("topics", "hold", "keys", "--reason", "case 7")
+    assert "under a legal hold" in shell.run("keys", "shred", ADA, code=1)
+    shell.run("topics", "release", "keys")
     assert shell.json("keys", "shred", ADA, "--reason", "asked for")["removed"] == 1
     listed = shell.json("keys", "list")
     assert ([one["data_keys"] for one in listed["keks"]], listed["subjects"]) == ([0, 1], 1)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sie_stream.edge.keyring import Keyring, create_keyring
-from sie_stream.privacy.datakeys import KeyTable, shred_writes, shredded_now
+from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
+from sie_stream.privacy.datakeys import KeyTable, key_write, shred_writes, shredded_now
 from sie_stream.privacy.forms import Sealed, changed_forms, hashed_text
 from sie_stream.privacy.rules import Rules, rules_of
 from sie_stream.privacy.vault import Guard, Opener, Vault
@@ -69,6 +69,20 @@ class Ring:
         table = self.table()
         fact = shredded_now(table, self.keyring.subject_of(subject.encode()), at_ms, "ada", "asked for")
         self.write(shred_writes(TOPIC, table, fact))
+
+    def rotate(self) -> Keyring:
+        """The ring with a new key, which every data key is under now. The writer still has the old one."""
+        rotated = add_kek(self.folder)
+        self.write([key_write(TOPIC, rotated.rewrap(wrapped)) for wrapped in self.table()])
+        return rotated
+
+    def restart(self) -> None:
+        """Another writer, which reads the key ring and the topic anew."""
+        self.keyring = Keyring(self.folder)
+        self.vault = Vault(self.keyring, TOPIC)
+        self.guard = Guard("m", rules(), self.vault)
+        for one in self.topic:
+            self.vault.heed(one.key, one.value)
 
     def outputs(self, customer: str, outputs: dict[str, Any]) -> bytes:
         """Protected outputs of a request of that customer."""

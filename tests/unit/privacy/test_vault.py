@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
+from sie_stream.edge.keyring import Keyring, create_keyring
 from sie_stream.errors import ConfigError
-from sie_stream.privacy.datakeys import KeyTable, key_write
+from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.privacy.forms import read_form, sealed_in
 from sie_stream.privacy.vault import KeyUnavailable, Opener, Vault
 from sie_stream.records import LogWrite
@@ -100,6 +100,32 @@ def test_a_shredded_subject_can_never_be_read_and_others_can(ring: Ring) -> None
     assert not any(by.data_key.encode() in (one.key or b"") for one in kept)
 
 
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["answer", "answer", "shred", "rotate", "restart"]), st.sampled_from("abc")), max_size=12
+)
+
+
+@given(STEPS)
+def test_whatever_happens_a_value_is_readable_until_its_subject_is_shredded(steps: list[tuple[str, str]]) -> None:
+    with TemporaryDirectory() as folder:
+        ring = Ring(Path(folder))
+        written: list[tuple[str, bytes, bool]] = []
+        for step, subject in steps:
+            if step == "answer":
+                written.append((subject, ring.outputs(subject, {"reason": f"of {subject}"}), True))
+            elif step == "shred":
+                ring.shred(subject)
+                written = [(whose, outputs, known and whose != subject) for whose, outputs, known in written]
+            elif step == "rotate":
+                ring.rotate()
+            else:
+                ring.restart()
+        for subject, outputs, readable in written:
+            assert ring.table().any_shredded(outputs) is not readable
+            if readable:
+                assert opened(ring.opener(), outputs) == {"reason": f"of {subject}"}
+
+
 def test_after_shredding_a_subject_begins_anew(ring: Ring) -> None:
     old = ring.outputs("ada", {"reason": "old"})
     ring.shred("ada")
@@ -115,9 +141,7 @@ def test_after_shredding_a_subject_begins_anew(ring: Ring) -> None:
 
 def test_rotation_rewraps_and_old_data_stays_readable(ring: Ring) -> None:
     before = ring.outputs("ada", {"reason": "x", "twin": "y"})
-    rotated = add_kek(ring.folder)
-    assert (ring.keyring.current, rotated.current) == ("kek-0001", "kek-0002")
-    ring.write([key_write(TOPIC, rotated.rewrap(wrapped)) for wrapped in ring.table()])
+    assert (ring.keyring.current, ring.rotate().current) == ("kek-0001", "kek-0002")
     assert [wrapped.kek for wrapped in ring.table()] == ["kek-0002"]
     ring.folder.joinpath("kek-0001.key").rename(ring.folder / "away")
     opener = Opener(ring.table(), Keyring(ring.folder))
