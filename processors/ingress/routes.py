@@ -32,6 +32,7 @@ class CompiledRoute:
 
     broken: why no request of this model can be served here (a schema or tokenizer that cannot be loaded), or None.
     only: the variant that takes all traffic, or None where keys must be split.
+    protects: inputs are hashed or encrypted wherever they are kept after scoring.
     plain: nothing but the input_schema has to be looked at.
     spill: how keys are spread where the buckets do not have equal shares.
     """
@@ -43,6 +44,7 @@ class CompiledRoute:
         "only",
         "output_topic",
         "plain",
+        "protects",
         "row",
         "salt",
         "selector",
@@ -66,8 +68,10 @@ class CompiledRoute:
         self.tokeniser: Tokeniser | None = None
         self.check: Callable[[bytes | Raw], None] = _accept
         self.text_field = ""
+        self.protects = False
         try:
             validator = _validator(row.input_schema)
+            self.protects = bool(validator.protected)
             self.check = validator.check
             self.text_field = text_field_of(row)
             if row.tokenizer:

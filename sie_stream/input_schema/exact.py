@@ -296,8 +296,16 @@ def _encodes(text: str) -> bool:
 
 
 def _wrong_type(node: Node, value: object, path: str, faults: list[Fault], secret: bool) -> None:
-    hide = secret or isinstance(value, list)  # a list or an object says more by its kind than by its start
+    # A list or an object says more by its kind than by its start. What stands where marked fields belong may be theirs.
+    hide = secret or isinstance(value, list) or _holds_marks(node)
     _add(faults, "wrong_type", path, value, hide, f"is {_kind(value)}; {_wanted(node)} is expected.")
+
+
+def _holds_marks(node: Node) -> bool:
+    """Whether a property anywhere in it is marked `pii`."""
+    if isinstance(node, Array):
+        return _holds_marks(node.items)
+    return isinstance(node, Object) and any(member.pii or _holds_marks(member.node) for member in node.members)
 
 
 def _add(faults: list[Fault], code: str, path: str, value: object, hide: bool, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.launches import launch_of
-from sie_stream.input_schema import compile_schema
+from sie_stream.input_schema import InvalidInput, compile_schema
 from sie_stream.input_schema.breaking import schema_breaks
 from sie_stream.privacy.rules import rules_of
 from sie_stream.problems import SpecError
@@ -68,6 +68,18 @@ def test_a_marked_value_is_not_in_the_error_about_it() -> None:
     schema = compile_schema({"properties": {"email": {"type": "string", "maxLength": 3, "pii": "hash"}}})
     with pytest.raises(Exception, match="email") as caught:
         schema.check(b'{"email": "ada@example.org"}')
+    assert "ada" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "row", [b'"ada@example.org"', b'{"person": "ada@example.org"}', b'{"people": ["ada@example.org"]}']
+)
+def test_nor_is_what_stands_where_marked_fields_belong(row: bytes) -> None:
+    person = {"type": "object", "properties": {"email": {"type": "string", "pii": True}}}
+    schema = compile_schema({"properties": {"person": person, "people": {"type": "array", "items": person}}})
+    with pytest.raises(InvalidInput) as caught:
+        schema.check(row)
+    assert caught.value.code == "wrong_type"
     assert "ada" not in str(caught.value)
 
 

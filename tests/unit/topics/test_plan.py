@@ -48,6 +48,11 @@ def test_control_log_has_one_order_and_the_brokers_time() -> None:
     assert cluster.config["message.timestamp.type"] == "LogAppendTime"
 
 
+def test_what_is_shredded_is_off_the_disk_within_a_day() -> None:
+    keys = next(spec for spec in system_topics(Settings()) if spec.topic == "sie.keys")
+    assert (keys.config["cleanup.policy"], keys.config["max.compaction.lag.ms"]) == ("compact", "86400000")
+
+
 def test_requests_follow_their_setting_and_take_large_records() -> None:
     requests = next(s for s in system_topics(Settings(requests_partitions=7)) if s.topic == "sie.requests")
     assert requests.partitions == 7
