@@ -71,13 +71,15 @@ class Drain:
         groups: Mapping[str, Sequence[int]],
         alive: Callable[[], None],
         models: Sequence[str] = (),
+        topic_of: Callable[[str], str] | None = None,
     ) -> None:
+        """`topic_of`: where requests for a model go, if not to `source`."""
         self._bootstrap = bootstrap
-        self._source = source
         self._target = target
         self._groups = groups
         self._alive = alive
         self._models = models
+        self._topic_of = topic_of or (lambda model: source)
         self._produced = 0
 
     def warm_up(self, records: int) -> None:
@@ -89,7 +91,7 @@ class Drain:
         found = wait_until(end.look, f"{self._target} to exist")
         assert found is not None
         before = found[0]
-        backlog(self._bootstrap, self._source, self._produced, records, self._models)
+        backlog(self._bootstrap, self._topic_of, self._produced, records, self._models)
         usage, started = Usage(self._groups), time.monotonic()
         self._produced += records
         grown = [(started, before, usage.seconds())]

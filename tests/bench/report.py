@@ -89,6 +89,9 @@ OTHERS = (
         _ratio("per_core_s", "pipeline", "copy"),
     ),
     Goal("pipeline / copy, records/s", ("pipeline", "copy"), _ratio("per_second", "pipeline", "copy")),
+    Goal("117 services / one pool, memory", ("fusion",), _of("fusion", "memory_ratio")),
+    Goal("117 services / one pool, time to start", ("fusion",), _of("fusion", "start_ratio")),
+    Goal("one pool / 117 services, records/s", ("fusion",), _of("fusion", "throughput_ratio")),
     Goal("117 models / 1 model, per core of the clients", ("many_models",), _of("many_models", "cpu_ratio")),
 )
 """Shown and kept without a goal."""

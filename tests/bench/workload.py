@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -43,15 +43,15 @@ def requests(first: int, count: int, model: str = MODEL, step: int = 1) -> Itera
         yield key, head + b"x" * max(1, padding) + b'",' + tail
 
 
-def backlog(bootstrap: str, topic: str, first: int, count: int, models: Sequence[str] = ()) -> None:
+def backlog(bootstrap: str, topic_of: Callable[[str], str], first: int, count: int, models: Sequence[str] = ()) -> None:
     """`count` requests, in turn for each of `models`, in one transaction. Returns once they are visible."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"bench-{topic}", **PRODUCE_SETTINGS})
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "bench-backlog", **PRODUCE_SETTINGS})
     producer.init_transactions(30)
     producer.begin_transaction()
-    for key, value in in_turn(first, count, models or (MODEL,)):
+    for model, (key, value) in in_turn(first, count, models or (MODEL,)):
         while True:
             try:
-                producer.produce(topic, value, key)
+                producer.produce(topic_of(model), value, key)
                 break
             except BufferError:
                 producer.poll(0.05)
@@ -59,9 +59,9 @@ def backlog(bootstrap: str, topic: str, first: int, count: int, models: Sequence
     producer.close()
 
 
-def in_turn(first: int, count: int, models: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Requests as traffic for many models comes: a few for each, in turn."""
+def in_turn(first: int, count: int, models: Sequence[str]) -> Iterator[tuple[str, tuple[bytes, bytes]]]:
+    """Requests as traffic for many models comes: a few for each, in turn; with the model."""
     share = -(-count // len(models))
-    streams = [requests(first + at, share, model, len(models)) for at, model in enumerate(models)]
+    streams = [zip(repeat(model), requests(first + at, share, model, len(models))) for at, model in enumerate(models)]
     turns = zip(*streams, strict=True)
     return islice(chain.from_iterable(turns), count)
