@@ -9,7 +9,7 @@ from msgspec import Struct
 
 ALPHA = 0.0001
 """Of one look. A rollout looks some hundred times (windows, gates, steps), and must not be taken back by chance more
-often than once in a hundred; tests/unit/scheduler/test_false_alarms.py counts."""
+often than once in a hundred; tests/simulation/test_false_alarms.py counts."""
 Z_ALPHA = 3.719
 
 Verdict = Literal["pass", "breach", "unsure"]

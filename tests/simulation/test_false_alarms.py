@@ -1,6 +1,6 @@
 """Rollouts on a noisy machine: the same version again is hardly ever rolled back, and a worse one soon is.
 
-`python -m tests.unit.scheduler.test_false_alarms 300` counts over so many seeds for each kind of noise.
+`python -m tests.simulation.test_false_alarms 300` counts over so many seeds for each kind of noise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections import Counter
 import pytest
 
 from scheduler.rollout import RolloutState
-from tests.unit.scheduler.noisy import WINDOWS_BEFORE, Noise, Version, run
+from tests.simulation.noisy import WINDOWS_BEFORE, Noise, Version, run
+
+pytestmark = pytest.mark.simulation
 
 NOISES = {
     "calm": Noise(200),
