@@ -9,31 +9,108 @@ from typing import Annotated
 import typer
 
 from sie_stream import __version__
-from sie_stream.cli import (
-    audit,
-    decisions,
-    demo,
-    demo_canary,
-    doctor,
-    explain,
-    failures,
-    keys,
-    maintenance,
-    models,
-    replay,
-    rollout,
-    simulate,
-    stream,
-    top,
-    topics,
-    topology,
-    trace,
-    up,
-)
+from sie_stream.cli.late import Late, LateGroup
 from sie_stream.cli.output import show_error
 from sie_stream.errors import SieError
 
+COMMANDS = {
+    "up": Late(
+        "sie_stream.cli.up:up",
+        "Start broker, scheduler, workers, ingress, egress and the bridge to other clusters on this machine.",
+    ),
+    "down": Late("sie_stream.cli.up:down", "Stop what `up` started in this folder; finished work is committed first."),
+    "apply": Late(
+        "sie_stream.cli.models:apply",
+        "Declare models: new ones are placed and loaded, changed ones are replaced without a gap.",
+    ),
+    "get": Late("sie_stream.cli.models:get", "List what there is."),
+    "describe": Late(
+        "sie_stream.cli.models:describe",
+        "Everything about one model: declaration, replicas, partitions, timings, fields not enforced yet.",
+    ),
+    "delete": Late(
+        "sie_stream.cli.models:delete",
+        "Take a model away: no new requests, what is queued is worked off; its topics stay until retention ends.",
+    ),
+    "schema": Late(
+        "sie_stream.cli.models:schema", "Print the JSON Schema of declarations, for editors and validators."
+    ),
+    "produce": Late("sie_stream.cli.stream:produce", "Send rows to a model."),
+    "results": Late("sie_stream.cli.stream:results", "Read terminal records (read_committed)."),
+    "trace": Late(
+        "sie_stream.cli.trace:trace",
+        "Follow one request over all topics: ingress, placement, batch, moves, worker, result, deadline, attempts.",
+    ),
+    "topology": Late(
+        "sie_stream.cli.topology:topology",
+        "Draw the servers of the cluster: sockets, NUMA nodes, NVLink islands, devices, and the models on them.",
+    ),
+    "top": Late(
+        "sie_stream.cli.top:top",
+        "Devices, engines and models as they are now: how busy, how fast, what waits, KV blocks. Refreshes itself.",
+    ),
+    "cordon": Late("sie_stream.cli.maintenance:cordon", "Place nothing new on a worker; what runs there stays."),
+    "drain": Late(
+        "sie_stream.cli.maintenance:drain",
+        "Move everything away from a worker, new before old, so that it can be stopped without anybody noticing.",
+    ),
+    "uncordon": Late(
+        "sie_stream.cli.maintenance:uncordon", "Put a worker back into service after `cordon` or `drain`."
+    ),
+    "decisions": Late(
+        "sie_stream.cli.decisions:decisions",
+        "What the scheduler decided: who asked, on which facts, what was chosen, rejected and moved, memory, time.",
+    ),
+    "undo": Late(
+        "sie_stream.cli.decisions:undo",
+        "Put the replicas that a decision moved back where they were before it, as a new decision; exit code 1 if "
+        "refused.",
+    ),
+    "failures": Late(
+        "sie_stream.cli.failures:failures",
+        "What failed (workers, devices, engines, replicas, schedulers), what followed from it, and how long it took.",
+    ),
+    "replay": Late(
+        "sie_stream.cli.replay:replay", "Answer requests of the log again and compare with what was answered then."
+    ),
+    "doctor": Late(
+        "sie_stream.cli.doctor:doctor",
+        "Check Python, Java, Kafka jars, disk, libraries, broker, topics, schemas, workers and models.",
+    ),
+    "demo": Late(
+        "sie_stream.cli.demo:demo",
+        "Run 117+ real models on a real Kafka, kill a worker on the way, prove that nothing was lost or doubled.",
+    ),
+    "simulate": Late(
+        "sie_stream.cli.simulate:simulate",
+        "Run a fleet through hours of traffic and faults in virtual time, with the real scheduler, solver and routing.",
+    ),
+    "demo-canary": Late(
+        "sie_stream.cli.demo_canary:demo_canary",
+        "Roll a good, a wrong and a slow version out under load on a real Kafka; show that only the good one stays.",
+    ),
+    "explain": Late("sie_stream.cli.explain:app", "Why things are as they are."),
+    "rollout": Late(
+        "sie_stream.cli.rollout:app", "Roll a new version out by steps: start, watch, pause, promote, abort, take back."
+    ),
+    "audit": Late("sie_stream.cli.audit:app", "Check what the engine did against its log, and take the proof along."),
+    "keys": Late(
+        "sie_stream.cli.keys:app", "Keys that protect personal data: make, rotate, list, and shred those of one person."
+    ),
+    "topics": Late(
+        "sie_stream.cli.topics:app", "Topics and schemas of this installation: plan, apply, and legal holds."
+    ),
+}
+
+
+class Commands(LateGroup):
+    """All commands, as `--help` lists them."""
+
+    late = COMMANDS
+
+
 app = typer.Typer(
+    cls=Commands,
     name="sie-stream",
     help="A Scalable Inference Engine as an event-driven pipeline on Apache Kafka.",
     no_args_is_help=True,
@@ -41,35 +118,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.command()(up.up)
-app.command()(up.down)
-app.command()(models.apply)
-app.command()(models.get)
-app.command()(models.describe)
-app.command()(models.delete)
-app.command()(models.schema)
-app.command()(stream.produce)
-app.command()(stream.results)
-app.command()(trace.trace)
-app.command()(topology.topology)
-app.command()(top.top)
-app.add_typer(explain.app, name="explain")
-app.command()(maintenance.cordon)
-app.command()(maintenance.drain)
-app.command()(maintenance.uncordon)
-app.command()(decisions.decisions)
-app.command()(decisions.undo)
-app.add_typer(rollout.app, name="rollout")
-app.command()(failures.failures)
-app.add_typer(audit.app, name="audit")
-app.command()(replay.replay)
-app.add_typer(keys.app, name="keys")
-app.add_typer(topics.app, name="topics")
-app.command()(doctor.doctor)
-app.command()(demo.demo)
-app.command()(simulate.simulate)
-app.command()(demo_canary.demo_canary)
 
 
 def _version(wanted: bool) -> None:

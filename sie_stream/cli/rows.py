@@ -8,9 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.csv
-import pyarrow.parquet
-
 from sie_stream.errors import ConfigError
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
@@ -19,7 +16,7 @@ SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
 def count_rows(path: Path) -> int | None:
     """Number of rows when it is cheap to know (for a progress bar), else None."""
     if path.suffix == ".parquet":
-        return pyarrow.parquet.ParquetFile(path).metadata.num_rows
+        return _parquet(path).metadata.num_rows
     lines = sum(chunk.count(b"\n") for chunk in _chunks(path))
     return lines - 1 if path.suffix == ".csv" else lines
 
@@ -38,12 +35,20 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         with path.open() as lines:
             yield from parse_lines(lines, str(path))
     elif path.suffix == ".csv":
+        import pyarrow.csv  # half a second of CPU that rows on standard input and in JSON do not need
+
         yield from pyarrow.csv.read_csv(path).to_pylist()
     elif path.suffix == ".parquet":
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1_000):
+        for batch in _parquet(path).iter_batches(batch_size=1_000):
             yield from batch.to_pylist()
     else:
         raise ConfigError(f"--file {path}: unknown kind {path.suffix!r}, allowed {', '.join(SUFFIXES)}")
+
+
+def _parquet(path: Path) -> Any:
+    import pyarrow.parquet  # as above
+
+    return pyarrow.parquet.ParquetFile(path)
 
 
 def parse_lines(lines: Iterable[str], where: str) -> Iterator[dict[str, Any]]:

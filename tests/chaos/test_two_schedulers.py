@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sie_stream.cli.audit import audited
+from sie_stream.cli.audit_decisions import audited
 from sie_stream.cli.cluster import Layout
 from sie_stream.cli.workers import cluster_state
 from tests.chaos.engine_room import EngineRoom, engine_room

@@ -11,7 +11,7 @@ from scheduler.host import SchedulerHost
 from scheduler.snapshots import oldest_snapshot
 from schemas.codec import decode_decision, encode_decision
 from sie_stream import __version__
-from sie_stream.cli.audit import audited, in_words
+from sie_stream.cli.audit_decisions import audited, in_words
 from sie_stream.control import ApplyModel, SchedulerElected, UndoDecision, WorkerExited
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord

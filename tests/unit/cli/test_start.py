@@ -1,0 +1,73 @@
+"""The command line starts quickly: its list of commands imports none, and a command imports only what it needs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pkgutil import resolve_name
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sie_stream.cli import audit, main
+from sie_stream.cli.late import Late
+
+HEAVY = ("cryptography", "numpy", "ortools", "pyarrow", "sklearn", "torch")
+LATE = {**main.COMMANDS, **{f"audit {name}": late for name, late in audit.COMMANDS.items()}}
+
+
+def imported(module: str) -> set[str]:
+    """The heavy libraries that a fresh interpreter holds after importing the module."""
+    code = f"import sys, {module}; print(*(name for name in {HEAVY} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    [
+        ("main", set()),
+        ("trace", set()),
+        ("stream", set()),
+        ("decisions", set()),
+        ("audit_requests", set()),
+        ("models", {"ortools"}),  # it folds the control log, as the scheduler does
+        ("replay", {"ortools"}),
+    ],
+)
+def test_a_command_imports_no_heavy_library_that_it_does_not_need(module: str, needs: set[str]) -> None:
+    assert imported(f"sie_stream.cli.{module}") <= needs
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from sie_stream.cli.main import app, COMMANDS\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print(*(late.place for late in COMMANDS.values() if late.place.partition(':')[0] in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
+def test_a_line_of_the_list_is_what_the_command_says_of_itself(late: Late) -> None:
+    found = resolve_name(late.place)
+    told = found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found)
+    assert told is not None
+    assert late.summary == " ".join(told.split("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_every_command_has_its_help(name: str) -> None:
+    shown = CliRunner().invoke(main.app, [*name.split(), "--help"])
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("Usage: ")
+    assert "Examples:" in shown.stdout
+
+
+def test_a_misspelt_command_is_told_the_nearest() -> None:
+    shown = CliRunner().invoke(main.app, ["trcae"])
+    assert shown.exit_code == 2
+    assert "Did you mean 'trace'?" in shown.output
