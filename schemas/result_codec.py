@@ -211,6 +211,7 @@ class ReplicaResults:
 
 _OPENING_BYTES = 11
 """status, finished_at, no error, small usage and the branch of outputs, in this century."""
+_NO_SEED_NO_SCHEMA = b"\x00\x00"
 _Opening = tuple[Status, int, ResultError | None, Usage, bool]
 _openings: dict[bytes, _Opening] = {}
 
@@ -244,9 +245,42 @@ def _read_shared(cursor: Cursor) -> _Shared:
 _seen_shared = RunMemo(_read_shared)
 
 
+_Tail = tuple[int, int, int, int, int, int | None, int, int]
+
+
+def _read_tail(value: bytes, at: int) -> _Tail:
+    """batch_size, source partition and offset, work partition and offset, seed, schema_id; where the record ends."""
+    batch_size, at = read_long(value, at)
+    source_partition = value[at]
+    if source_partition & 0x81:
+        source_partition, at = read_long(value, at)
+    else:
+        source_partition >>= 1
+        at += 1
+    source_offset, at = read_long(value, at)
+    work_partition = value[at]
+    if work_partition & 0x81:
+        work_partition, at = read_long(value, at)
+    else:
+        work_partition >>= 1
+        at += 1
+    work_offset, at = read_long(value, at)
+    if value[at : at + 2] == _NO_SEED_NO_SCHEMA:
+        seed, schema_id, at = None, 0, at + 2
+    else:
+        cursor = Cursor(value, at)
+        seed, schema_id, at = cursor.optional_long(), cursor.long(), cursor.at
+    return batch_size, source_partition, source_offset, work_partition, work_offset, seed, schema_id, at
+
+
 def _read_result(value: bytes) -> tuple[Result, int]:
     """The result after the frame, and where the next field starts."""
-    start, at = read_span(value, HEADER_BYTES)
+    size = value[HEADER_BYTES]
+    if size & 0x81:
+        start, at = read_span(value, HEADER_BYTES)
+    else:  # up to 63 bytes
+        start = HEADER_BYTES + 1
+        at = start + (size >> 1)
     request_id = value[start:at].decode()
     opening = _openings.get(value[at : at + _OPENING_BYTES])
     if opening:
@@ -256,7 +290,12 @@ def _read_result(value: bytes) -> tuple[Result, int]:
     status, finished_at, error, usage, has_outputs = opening
     outputs = None
     if has_outputs:
-        start, at = read_span(value, at)
+        size, more = value[at], value[at + 1]
+        if size & 0x81 == 0x80 and more < 0x80:  # 64 to 8,191 bytes, as most outputs are
+            start = at + 2
+            at = start + (size >> 1 & 0x3F | more << 6)
+        else:
+            start, at = read_span(value, at)
         outputs = value[start:at]
         if not outputs.isascii():
             check_utf8(outputs)
@@ -264,26 +303,30 @@ def _read_result(value: bytes) -> tuple[Result, int]:
         raise IndexError
     timings = Timings(*_TIMINGS.unpack_from(value, at))
     at += _TIMINGS.size
-    _, size, shared = _seen_shared.find(value, at)
+    _, length, shared = _seen_shared.find(value, at)
     instance, model, version, variant, route, placement, topic, worker, incarnation, device, weights, engine, source = (
         shared
     )
-    at += size
-    batch_size, at = read_long(value, at)
-    source_partition, at = read_long(value, at)
-    source_offset, at = read_long(value, at)
-    work_partition, at = read_long(value, at)
-    work_offset, at = read_long(value, at)
-    seed = None
-    if value[at]:
-        cursor = Cursor(value, at)
-        seed, at = cursor.optional_long(), cursor.at
-    else:
-        at += 1
-    schema_id, at = read_long(value, at)
+    batch_size, source_partition, source_offset, work_partition, work_offset, seed, schema_id, at = _read_tail(
+        value, at + length
+    )
     provenance = Provenance(
-        *(source, source_partition, source_offset, topic, work_partition, work_offset, route, placement),
-        *(worker, incarnation, device, weights, engine, seed, batch_size, schema_id),
+        source,
+        source_partition,
+        source_offset,
+        topic,
+        work_partition,
+        work_offset,
+        route,
+        placement,
+        worker,
+        incarnation,
+        device,
+        weights,
+        engine,
+        seed,
+        batch_size,
+        schema_id,
     )
     made = Result(
         request_id, status, instance, model, version, variant, outputs, error, usage, timings, provenance, finished_at
