@@ -175,12 +175,13 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
             topic = OutputTopic(connection, checked_topic(readers.records, settings, asked.to_topic), tally)
             stack.callback(topic.close)
 
-        def tell(original: Original, again: Again, place: Place, found: Verdict, work: WorkItem) -> None:
+        def tell_each(original: Original, again: Again, place: Place, found: Verdict, work: WorkItem) -> None:
             if file is not None:
                 file.add(original, again, place, found)
             if topic is not None:
                 topic.add(original, again, place, work)
 
+        tell = None if file is None and topic is None else tell_each
         protection = Protection(lambda: open_keys(connection))
         run = Replay(readers, settings, book, job, scratch, tally, tell, stop, protection)
         engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered, stop)

@@ -133,17 +133,13 @@ class Tally:
 
     def answered(self, original: Original, again: Again, place: Place, found: Verdict) -> None:
         """One request that was answered again."""
-        model = self._models.get(original.model or NO_MODEL)
-        if model is None:
-            model = self._models[original.model or NO_MODEL] = _Model()
+        if found.outcome == "equal":
+            self.same([original], again.version, again.inference_ms)
+            return
+        model = self._model(original.model)
         model.before_versions.setdefault(original.version)
         model.after_versions.setdefault(again.version)
-        if found.outcome == "equal":
-            model.equal += 1
-            score, _ = score_and_label(original.outputs)
-            after = score
-        else:
-            score, after = self._moved(model, original, again)
+        score, after = self._moved(model, original, again)
         if score is not None and after is not None:
             model.scores.add(score, after)
         if again.inference_ms:
@@ -155,6 +151,24 @@ class Tally:
             distance = found.distance if found.distance < float("inf") else None
             self._count(found.cause)
             self._list(original, again, place, found.cause, found.fields, distance)
+
+    def same(self, originals: Iterable[Original], version: str, inference_ms: float) -> None:
+        """Requests whose answers are equal, by `version` in one batch of `inference_ms`."""
+        for original in originals:
+            model = self._models.get(original.model) or self._model(original.model)
+            model.equal += 1
+            if original.version not in model.before_versions:
+                model.before_versions[original.version] = None
+            if version not in model.after_versions:
+                model.after_versions[version] = None
+            score, _ = score_and_label(original.outputs)
+            if score is not None:
+                model.scores.add(score, score)
+            if inference_ms:
+                model.latency.add(original.inference_ms, inference_ms)
+
+    def _model(self, name: str) -> _Model:
+        return self._models.setdefault(name or NO_MODEL, _Model())
 
     def _moved(self, model: _Model, original: Original, again: Again) -> tuple[float | None, float | None]:
         before, label = score_and_label(original.outputs)

@@ -56,8 +56,8 @@ class Batch(Struct, eq=False):
     """What the owner wants back, one for each item."""
 
 
-Answered = Callable[[Target, object, EngineOutput, float], None]
-"""(target, token, output, inference ms of the batch)"""
+Answered = Callable[[Target, Sequence[object], Sequence[EngineOutput], float], None]
+"""(target, tokens, their outputs, inference ms of the batch)"""
 
 
 class Engines:
@@ -135,9 +135,11 @@ class Engines:
     def _send(self, batch: Batch) -> None:
         why = self._refused.get(batch.target.slot)
         if why is not None:  # its engine died, and it could not be loaded again
-            for item, token in zip(batch.items, batch.tokens, strict=True):
-                lost = EngineOutput(item.request_id, error_code="engine_unavailable", error_message=why)
-                self._answered(batch.target, token, lost, 0.0)
+            lost = [
+                EngineOutput(item.request_id, error_code="engine_unavailable", error_message=why)
+                for item in batch.items
+            ]
+            self._answered(batch.target, batch.tokens, lost, 0.0)
             return
         self._next_batch += 1
         self._running[self._next_batch] = batch
@@ -161,8 +163,7 @@ class Engines:
         match event:
             case BatchCompleted():
                 batch = self._running.pop(event.batch_id)
-                for token, output in zip(batch.tokens, event.outputs, strict=True):
-                    self._answered(batch.target, token, output, event.inference_ms)
+                self._answered(batch.target, batch.tokens, event.outputs, event.inference_ms)
             case BatchFailed():
                 self._alone(self._running.pop(event.batch_id), event.code, event.message)
             case ModelLoaded():
@@ -184,7 +185,7 @@ class Engines:
         if len(batch.items) == 1:
             item = batch.items[0]
             output = EngineOutput(item.request_id, error_code=code, error_message=message)
-            self._answered(batch.target, batch.tokens[0], output, 0.0)
+            self._answered(batch.target, batch.tokens, [output], 0.0)
             return
         for item, token in zip(batch.items, batch.tokens, strict=True):
             self._send(Batch(batch.target, [item], [token]))

@@ -65,6 +65,10 @@ class Protection:
         told = replace(compared, outputs=self._hidden(compared.outputs, fields), error_message=message)
         return found, replace(plain, outputs=self._hidden(plain.outputs, fields)), told
 
+    def concerns(self, launch: ModelLaunch) -> bool:
+        """Whether any field of this version is protected."""
+        return self._rules_of(launch) is not None
+
     def _rules_of(self, launch: ModelLaunch) -> Rules | None:
         key = bytes(launch.input_schema), bytes(launch.output_schema)
         if key not in self._rules:

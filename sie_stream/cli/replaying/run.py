@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from processors.tokenise import TextInputs, text_tokens
 from schemas.codec import decode_result, decode_work
 from schemas.registry_follower import SchemaTableFollower
 from schemas.wire import CodecError
+from sie_stream.cli.replaying.answers import Token, answer_again, place_of, refused_again
 from sie_stream.cli.replaying.choosing import Choice
 from sie_stream.cli.replaying.engines import Engines, Target
 from sie_stream.cli.replaying.ingress import IngressAgain, Refusals, decide_again
@@ -54,16 +55,8 @@ class Job(Struct, frozen=True):
     harmful: bool = False
 
 
-class _Token(Struct, frozen=True, gc=False):
-    """Goes along with an input, and comes back with its answer."""
-
-    original: Original
-    place: Place
-    work: WorkItem
-
-
 class Replay:
-    """`tell` gets every answer; `moved` how many offsets were passed."""
+    """`tell` gets every answer, if anybody wants them one by one; `moved` how many offsets were passed."""
 
     def __init__(
         self,
@@ -73,7 +66,7 @@ class Replay:
         job: Job,
         scratch: Scratch,
         tally: Tally,
-        tell: Answered,
+        tell: Answered | None,
         stop: StopFlag,
         protection: Protection,
     ) -> None:
@@ -94,6 +87,7 @@ class Replay:
         self._matched: dict[TopicPartition, int] = {}
         self._started_s = 0.0
         self._first_at_ms: int | None = None
+        self._paces = bool(job.pace.per_s or job.pace.factor)
         self._paced = 0
         self._prepared = 0
         self._topic = ""
@@ -192,27 +186,29 @@ class Replay:
     def _take(self, records: list[LogRecord], *, every: bool) -> None:
         """Records of one partition in their order."""
         place = TopicPartition(records[0].topic, records[0].partition)
-        originals = self._scratch.between(place, records[0].offset, records[-1].offset)
+        found = self._scratch.between(place, records[0].offset, records[-1].offset)
+        matched = 0
         for record in records:
-            original = originals.get(record.offset)
+            original = found.get(record.offset)
             if original is None and not every:
                 continue
-            here = Place(record.topic, record.partition, record.offset)
             try:
                 work = decode_work(record.value)
             except CodecError as error:
-                self._tally.note(f"{here.topic}[{here.partition}] offset {here.offset}: no work item: {error}")
+                self._tally.note(f"{place.topic}[{place.partition}] offset {record.offset}: no work item: {error}")
                 continue
             if original is None:
                 why = "no terminal record: not finished yet, or written after the time that was looked at (--late)"
-                self._tally.absent(here, work.request_id, work.model, "missing", why)
+                self._tally.absent(place_of(record), work.request_id, work.model, "missing", why)
                 continue
-            self._matched[place] = self._matched.get(place, 0) + 1
-            self._one(original, here, work, record.timestamp_ms)
+            matched += 1
+            self._one(Token(original, record, work))
             if self._stop:
-                return
+                break
+        self._matched[place] = self._matched.get(place, 0) + matched
 
-    def _one(self, original: Original, place: Place, work: WorkItem, at_ms: int) -> None:
+    def _one(self, token: Token) -> None:
+        original, work = token.original, token.work
         if original.status not in COMPARED:
             self._tally.not_scored(original.status)
             return
@@ -221,24 +217,25 @@ class Replay:
             return
         barrier = self._protection.barrier(original)
         if barrier is not None:
-            self._tally.absent(place, original.request_id, original.model, *barrier)
+            self._tally.absent(token.place, original.request_id, original.model, *barrier)
             return
-        target = self._target(original, work)
+        key = (original.model, original.version, original.weights_digest)
+        target = self._targets.get(key) or self._target(key, work)
         if isinstance(target, Unavailable):
-            self._tally.unavailable(original, place, target.reason)
+            self._tally.unavailable(original, token.place, target.reason)
             return
         token_ids = work.token_ids
         if self._pinned_route is not None:
             try:
                 token_ids = self._admitted(work, self._pinned_route)
             except InvalidRequest as refusal:
-                self._refused(original, place, work, target, refusal)
+                self._count(target, token, refused_again(target, token, refusal))
                 return
-        if self._job.pace.per_s or self._job.pace.factor:
-            self._wait(at_ms)
-        self._submit(_Token(original, place, work), target, token_ids)
+        if self._paces:
+            self._wait(token.record.timestamp_ms)
+        self._submit(token, target, token_ids)
 
-    def _submit(self, token: _Token, target: Target, token_ids: tuple[int, ...] | None) -> None:
+    def _submit(self, token: Token, target: Target, token_ids: tuple[int, ...] | None) -> None:
         work = token.work
         lane = self._lanes.get(target.slot)
         if lane is None:
@@ -258,16 +255,14 @@ class Replay:
             self.engines.submit(*lane)
         self._lanes.clear()
 
-    def _target(self, original: Original, work: WorkItem) -> Target | Unavailable:
-        key = (original.model, original.version, original.weights_digest)
-        found = self._targets.get(key)
-        if found is None:
-            assert self.engines is not None
-            declared = self._job.pinned or self._book.as_it_was(*key, work.routed_at_ms)
-            if isinstance(declared, Declared) and declared.launch.model != original.model:
-                declared = Unavailable(f"{original.model}: --model pins {declared.launch.model}, another model.")
-            loaded = declared if isinstance(declared, Unavailable) else self.engines.target(declared.launch)
-            found = self._targets[key] = loaded
+    def _target(self, key: tuple[str, str, str], work: WorkItem) -> Target | Unavailable:
+        """What answers for (model, version, weights digest), loaded."""
+        assert self.engines is not None
+        declared = self._job.pinned or self._book.as_it_was(*key, work.routed_at_ms)
+        if isinstance(declared, Declared) and declared.launch.model != key[0]:
+            declared = Unavailable(f"{key[0]}: --model pins {declared.launch.model}, another model.")
+        found = declared if isinstance(declared, Unavailable) else self.engines.target(declared.launch)
+        self._targets[key] = found
         return found
 
     def _admitted(self, work: WorkItem, route: CompiledRoute) -> tuple[int, ...] | None:
@@ -279,52 +274,28 @@ class Replay:
             return None
         return text_tokens(route.tokeniser, self._text_inputs.decode(work.inputs))
 
-    def _refused(
-        self, original: Original, place: Place, work: WorkItem, target: Target, refusal: InvalidRequest
+    def answered(
+        self, target: Target, tokens: Sequence[object], outputs: Sequence[EngineOutput], inference_ms: float
     ) -> None:
-        again = Again(
-            "rejected",
-            target.launch.version,
-            target.weights_digest,
-            target.engine,
-            None,
-            refusal.code,
-            f"{refusal.field}: {refusal.message}" if refusal.field else refusal.message,
-            work.seed,
-            schema_refused=True,
-        )
-        self._count(original, again, place, work, target)
+        """An engine's answers, finished by the same Stage 2 as a worker's. The same bytes again are the common case."""
+        same: list[Original] = []
+        plain = self._tell is None and not self._protection.concerns(target.launch)
+        for token, output in zip(tokens, outputs, strict=True):
+            assert isinstance(token, Token)
+            built = None
+            if not output.error_code:
+                built = build_outputs(target.stage2, output.outputs, output.token_ids, output.finish_reason or "")
+                if plain and built == token.original.outputs and token.original.status == "ok":
+                    same.append(token.original)
+                    continue
+            self._count(target, token, answer_again(target, token, output, built, inference_ms))
+        self._tally.same(same, target.launch.version, inference_ms)
 
-    def answered(self, target: Target, token: object, output: EngineOutput, inference_ms: float) -> None:
-        """An engine's answer, finished by the same Stage 2 as a worker's."""
-        assert isinstance(token, _Token)
-        status, outputs, code, message, schema = "ok", None, output.error_code or "", output.error_message or "", False
-        if not code:
-            built = build_outputs(target.stage2, output.outputs, output.token_ids, output.finish_reason or "")
-            if isinstance(built, bytes):
-                outputs = built
-            else:
-                code, message, schema = built.code, built.message, built.code == "output_schema_mismatch"
-        if code:
-            status = "failed"
-        again = Again(
-            status,
-            target.launch.version,
-            target.weights_digest,
-            target.engine,
-            outputs,
-            code,
-            message,
-            token.work.seed,
-            schema,
-            inference_ms,
-        )
-        self._count(token.original, again, token.place, token.work, target)
-
-    def _count(self, original: Original, again: Again, place: Place, work: WorkItem, target: Target) -> None:
-        found, original, again = self._protection.judged(original, again, target.launch, self._job.tolerance)
-        self._tally.answered(original, again, place, found)
-        self._tell(original, again, place, found, work)
+    def _count(self, target: Target, token: Token, again: Again) -> None:
+        found, original, again = self._protection.judged(token.original, again, target.launch, self._job.tolerance)
+        self._tally.answered(original, again, token.place, found)
+        if self._tell is not None:
+            self._tell(original, again, token.place, found, token.work)
 
     def _ingress_again(self) -> None:
         """Those that ingress refused, by its own decisions and the routes of then, or of the pinned version."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
@@ -36,10 +38,13 @@ class World:
         self.links = SimEngines(Running(), EngineScript(**script))  # type: ignore[arg-type]
         self.engines = Engines(self.links, 1_000_000, self.answered, StopFlag())
 
-    def answered(self, target: Target, token: object, output: EngineOutput, inference_ms: float) -> None:
-        assert token == output.request_id
-        assert output.request_id not in self.answers
-        self.answers[output.request_id] = output
+    def answered(
+        self, target: Target, tokens: Sequence[object], outputs: Sequence[EngineOutput], inference_ms: float
+    ) -> None:
+        for token, output in zip(tokens, outputs, strict=True):
+            assert token == output.request_id
+            assert output.request_id not in self.answers
+            self.answers[output.request_id] = output
 
     def run(self, names: str, target: Target | Unavailable | None = None) -> None:
         found = target or self.engines.target(launch())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sie_stream.cli.replaying.scratch import Scratch
+from sie_stream.cli.replaying.scratch import MEMORY_BYTES_MAX, ROW_BYTES, Scratch
 from sie_stream.ids import TopicPartition
 from sie_stream.records import Provenance, Result, ResultError, Timings, Usage
 
@@ -32,9 +33,17 @@ def result(partition: int, offset: int) -> Result:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=60), st.integers(0, 60), st.integers(0, 60))
-def test_what_goes_in_comes_out_once(given_places: list[tuple[int, int]], first: int, last: int) -> None:
-    with closing(Scratch()) as scratch:
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=60),
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.sampled_from([0, 20 * ROW_BYTES, MEMORY_BYTES_MAX]),
+)
+def test_what_goes_in_comes_out_once(
+    given_places: list[tuple[int, int]], first: int, last: int, memory_bytes_max: int
+) -> None:
+    """All on disk, the first twenty in memory, all in memory."""
+    with closing(Scratch(memory_bytes_max=memory_bytes_max)) as scratch:
         for start in range(0, len(given_places), 7):
             scratch.add(result(*place) for place in given_places[start : start + 7])
         distinct = sorted(set(given_places))
@@ -44,7 +53,8 @@ def test_what_goes_in_comes_out_once(given_places: list[tuple[int, int]], first:
             place = TopicPartition("sie.work.m", partition)
             offsets = [offset for number, offset in distinct if number == partition]
             found = scratch.between(place, first, last)
-            assert sorted(found) == [offset for offset in offsets if first <= offset <= last]
+            assert set(found) <= set(offsets)
+            assert set(found) >= {offset for offset in offsets if first <= offset <= last}
             for offset, original in found.items():
                 wanted = result(partition, offset)
                 assert original.request_id == wanted.request_id
@@ -58,3 +68,13 @@ def test_what_goes_in_comes_out_once(given_places: list[tuple[int, int]], first:
                 below, listed = scratch.below(place, first, 2)
                 assert below == sum(offset < first for offset in offsets)
                 assert [offset for offset, *_ in listed] == [offset for offset in offsets if offset < first][:2]
+
+
+def test_memory_takes_what_it_may_and_the_rest_goes_to_disk(tmp_path: Path) -> None:
+    with closing(Scratch(tmp_path, memory_bytes_max=10 * ROW_BYTES)) as scratch:
+        (file,) = tmp_path.rglob("results.sqlite")
+        scratch.add(result(0, offset) for offset in range(8))
+        assert file.stat().st_size == 0
+        scratch.add(result(0, offset) for offset in range(100))
+        assert (scratch.count, scratch.repeated) == (100, 8)
+        assert file.stat().st_size > 0

@@ -1,0 +1,64 @@
+"""One answer of a replay, in the form in which it is compared."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from gpu_worker.backends.base import EngineOutput
+from sie_stream.cli.replaying.engines import Target
+from sie_stream.errors import InvalidRequest
+from sie_stream.records import LogRecord, ResultError, WorkItem
+from sie_stream.replay.compare import Again, Original
+from sie_stream.replay.report import Place
+
+
+class Token(Struct, frozen=True, gc=False):
+    """Goes along with an input, and comes back with its answer."""
+
+    original: Original
+    record: LogRecord
+    work: WorkItem
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.record)
+
+
+def place_of(record: LogRecord) -> Place:
+    return Place(record.topic, record.partition, record.offset)
+
+
+def answer_again(
+    target: Target, token: Token, output: EngineOutput, built: bytes | ResultError | None, inference_ms: float
+) -> Again:
+    """`built`: by Stage 2; None: the engine gave an error."""
+    code, message, schema = output.error_code or "", output.error_message or "", False
+    if isinstance(built, ResultError):
+        code, message, schema = built.code, built.message, built.code == "output_schema_mismatch"
+    return Again(
+        "failed" if code else "ok",
+        target.launch.version,
+        target.weights_digest,
+        target.engine,
+        built if isinstance(built, bytes) else None,
+        code,
+        message,
+        token.work.seed,
+        schema,
+        inference_ms,
+    )
+
+
+def refused_again(target: Target, token: Token, refusal: InvalidRequest) -> Again:
+    """The inputs are none for the pinned version."""
+    return Again(
+        "rejected",
+        target.launch.version,
+        target.weights_digest,
+        target.engine,
+        None,
+        refusal.code,
+        f"{refusal.field}: {refusal.message}" if refusal.field else refusal.message,
+        token.work.seed,
+        schema_refused=True,
+    )
