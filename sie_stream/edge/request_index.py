@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
-from sie_stream.edge.spans import Span, read_spans
+from sie_stream.edge.spans import Span, read_batches
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
@@ -79,35 +79,32 @@ class RequestIndex:
         timeout_s: float = 30.0,
     ) -> None:
         """Read on. Each batch is written whole or not at all, so Ctrl-C loses at most one. `advanced`: records more."""
-        numbers = {place: self._number(place, span.start) for place, span in spans.items()}
+        numbers = {(place.topic, place.partition): self._number(place, span.start) for place, span in spans.items()}
         waiting: list[tuple[int, int, int]] = []
-        reached: dict[TopicPartition, int] = {}
-        for record in read_spans(reader, spans, timeout_s):
-            place = TopicPartition(record.topic, record.partition)
-            reached[place] = record.offset + 1
-            request_id = ids_of(record)
-            if request_id:
-                waiting.append((signed_digest(request_id), numbers[place], record.offset))
+        reached: dict[int, int] = {}
+        for records in read_batches(reader, spans, timeout_s):
+            for record in records:
+                number = numbers[record.topic, record.partition]
+                reached[number] = record.offset + 1
+                request_id = ids_of(record)
+                if request_id:
+                    waiting.append((signed_digest(request_id), number, record.offset))
             if len(waiting) >= BATCH:
-                self._write(waiting, reached, numbers)
+                self._write(waiting, reached)
                 advanced(len(waiting))
                 waiting = []
-        self._write(waiting, {place: span.end for place, span in spans.items()}, numbers)
+        self._write(waiting, {numbers[place]: span.end for place, span in spans.items()})
         advanced(len(waiting))
 
-    def _write(
-        self,
-        waiting: list[tuple[int, int, int]],
-        reached: Mapping[TopicPartition, int],
-        numbers: Mapping[TopicPartition, int],
-    ) -> None:
+    def _write(self, waiting: list[tuple[int, int, int]], reached: Mapping[int, int]) -> None:
+        """`reached`: the next offset of each place, by its number."""
         waiting.sort()
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
             self._database.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?)", waiting)
             self._database.executemany(
                 "UPDATE place SET next = max(next, ?) WHERE number = ?",
-                [(offset, numbers[place]) for place, offset in reached.items()],
+                [(offset, number) for number, offset in reached.items()],
             )
 
     def find(self, request_id: str) -> list[tuple[TopicPartition, int]]:
