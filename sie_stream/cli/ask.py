@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+import typer
 
 from schemas.codec import decode_decision, encode_cluster
 from schemas.wire import CodecError
+from sie_stream.cli.output import OutputFormat, console, show_json
 from sie_stream.control import ClusterRecord
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
@@ -59,6 +63,17 @@ def ask(
     finally:
         reader.close()
         writer.close()
+
+
+def show_answer(answer: Decision, output: OutputFormat, words: Iterable[str], refusals: Collection[str] = ()) -> None:
+    """The scheduler's answer: as JSON, or these lines for people. Exit code 1 when it is one of `refusals`."""
+    if output is OutputFormat.JSON:
+        show_json(msgspec.to_builtins(answer))
+    else:
+        for line in words:
+            console.print(line, highlight=False, markup=False)
+    if answer.kind in refusals:
+        raise typer.Exit(1)
 
 
 def _collect(reader: KafkaReader, waiting: list[str], answers: Subject, timeout_s: float, tick: Tick) -> list[Decision]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from schemas.codec import decode_deadletter, decode_decision, decode_result, decode_row, decode_work
 from sie_stream.auditing.pii import hidden
 from sie_stream.auditing.requests import Stretch
-from sie_stream.cli.audit_requests import Cut, place_of_record, progress_bars, spans_of, tracked
+from sie_stream.cli.audit_requests import Cut, place_of_record, spans_of, tracked
 from sie_stream.cli.audit_tables import (
     DEADLETTERS,
     DECISIONS,
@@ -24,6 +24,7 @@ from sie_stream.cli.audit_tables import (
     result_row,
     work_row,
 )
+from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.cli.trace_reading import decoded, request_in
 from sie_stream.control import ModelRow

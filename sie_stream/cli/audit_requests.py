@@ -9,13 +9,14 @@ from typing import Annotated
 import msgspec
 import typer
 from msgspec import Struct
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from schemas.codec import decode_decision, decode_raw_output, decode_result
 from schemas.wire import CodecError
 from sie_stream.auditing.deeds import Deeds, deeds_of
 from sie_stream.auditing.requests import Commits, RequestAudit, RequestVerifier, Stream, Stretch
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json
+from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.since import since_ms
 from sie_stream.cli.trace_lookup import Routes, fetch, work_id
 from sie_stream.decisions import Decision
@@ -276,11 +277,6 @@ def spans_of(stretches: dict[TopicPartition, Stretch]) -> dict[TopicPartition, S
 
 def place_of_record(record: LogRecord) -> TopicPartition:
     return TopicPartition(record.topic, record.partition)
-
-
-def progress_bars() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=error_console, transient=True)
 
 
 def _named(reader: KafkaReader, routes: Routes, report: RequestAudit) -> RequestAudit:

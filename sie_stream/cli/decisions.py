@@ -12,8 +12,8 @@ import typer
 
 from schemas.codec import decode_decision
 from schemas.wire import CodecError
-from sie_stream.cli.ask import ask
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
+from sie_stream.cli.ask import ask, show_answer
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.control import UndoDecision
 from sie_stream.decisions import Decision, MemoryChange, Move, SolverRun, concerns, place_of
@@ -206,11 +206,5 @@ def undo(
     connection = Connection.open(bootstrap_servers)
     command = UndoDecision(decision, getpass.getuser())
     answer = ask(connection, [command], [decision], _undone, timeout_s)[0]
-    if output is OutputFormat.JSON:
-        show_json(msgspec.to_builtins(answer))
-    else:
-        console.print(f"{answer.decision}: {answer.kind}: {answer.reason}", highlight=False, markup=False)
-        for move in answer.moves:
-            console.print(f"    {_move(move)}", highlight=False, markup=False)
-    if answer.kind == "undo_refused":
-        raise typer.Exit(1)
+    words = [f"{answer.decision}: {answer.kind}: {answer.reason}", *(f"    {_move(move)}" for move in answer.moves)]
+    show_answer(answer, output, words, {"undo_refused"})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import getpass
 from typing import Annotated
 
-import msgspec
 import typer
 
-from sie_stream.cli.ask import NotReady, ask, of_kind
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
+from sie_stream.cli.ask import NotReady, ask, of_kind, show_answer
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console
 from sie_stream.cli.workers import cluster_state
 from sie_stream.control import CordonWorker, Decision, DrainWorker, UncordonWorker
 from sie_stream.edge.connection import Connection
@@ -79,14 +78,9 @@ def _order(connection: Connection, command: CordonWorker | DrainWorker | Uncordo
 
 
 def _tell(decision: Decision, output: OutputFormat) -> None:
-    """Show the scheduler's answer. Exit code 1 when the order changed nothing."""
-    if output is OutputFormat.JSON:
-        show_json(msgspec.to_builtins(decision))
-    else:
-        state = decision.kind.removeprefix("worker_") if decision.kind != IGNORED else "unchanged"
-        console.print(f"{decision.subject}: {state}. {decision.reason}", markup=False)
-    if decision.kind == IGNORED:
-        raise typer.Exit(1)
+    """An order that changed nothing is a refusal."""
+    state = decision.kind.removeprefix("worker_") if decision.kind != IGNORED else "unchanged"
+    show_answer(decision, output, [f"{decision.subject}: {state}. {decision.reason}"], {IGNORED})
 
 
 def _what_is_left(connection: Connection, worker: str, timeout_s: float) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from scheduler.capability import capability_matrix
 from scheduler.capability_words import ROW_COLUMNS, matrix_rows
@@ -26,11 +25,11 @@ from sie_stream.cli.output import (
     OutputFormat,
     OutputOption,
     console,
-    error_console,
     pick,
     show_json,
     show_rows,
 )
+from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.workers import cluster_state, worker_rows
 from sie_stream.control import InstanceRow, ModelRow, PlacementRow, RouteRow
 from sie_stream.edge.connection import Connection
@@ -63,14 +62,7 @@ def apply(
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     accepted = [decision.subject for decision in decisions if decision.kind != "model_rejected"]
     if wait and accepted:
-        with Progress(
-            TextColumn("ready"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=error_console,
-            transient=True,
-        ) as progress:
+        with progress_bars() as progress:
             task = progress.add_task("ready", total=len(accepted))
             wait_ready(connection, accepted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
     if output is OutputFormat.JSON:

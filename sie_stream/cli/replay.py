@@ -12,18 +12,11 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 
 from gpu_worker.edge.engine_link import EngineLinks
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, error_console, show_json
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
+from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.replaying.choosing import Choice, Question, choose
 from sie_stream.cli.replaying.declared import declarations
 from sie_stream.cli.replaying.engines import Engines
@@ -34,7 +27,7 @@ from sie_stream.cli.replaying.reading import Readers
 from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.cli.replaying.show import show_report
-from sie_stream.cli.since import UNIT_MS
+from sie_stream.cli.since import duration_ms
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.key_topic import open_keys
 from sie_stream.edge.stop import StopFlag
@@ -93,9 +86,8 @@ def replay(
     """
     name, version = model_and_version(model)
     _check_folders(html=html, parquet=parquet)
-    question = Question(
-        topic, first, until, tuple(partition or ()), tuple(request_id or ()), decision, name, _milliseconds(late)
-    )
+    late_ms, ids = duration_ms(late, "--late"), tuple(request_id or ())
+    question = Question(topic, first, until, tuple(partition or ()), ids, decision, name, late_ms)
     asked = Asked(question, version, tolerance, speed, to_topic, parquet, harmful)
     connection = Connection.open(bootstrap_servers)
     stop = StopFlag.on_signals()
@@ -139,13 +131,6 @@ class Asked(msgspec.Struct, frozen=True):
     to_topic: str = ""
     parquet: Path | None = None
     harmful: bool = False
-
-
-def _milliseconds(text: str) -> int:
-    number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdigit() and unit in UNIT_MS):
-        raise ConfigError(f"--late {text!r}: allowed is a time such as 90s, 10m, 2h, 7d")
-    return int(number) * UNIT_MS[unit]
 
 
 def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
@@ -216,14 +201,5 @@ def _through(run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: 
 @contextmanager
 def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
     """Offsets passed, and the time that is left, on standard error."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=error_console,
-        transient=True,
-    ) as progress:
+    with progress_bars() as progress:
         yield progress, progress.add_task(what, total=None)

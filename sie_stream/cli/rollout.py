@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 from msgspec import Raw
 from rich.live import Live
 
 from scheduler.rollout import FULL
 from scheduler.state import ClusterState
-from sie_stream.cli.ask import ask, of_kind
+from sie_stream.cli.ask import ask, of_kind, show_answer
 from sie_stream.cli.declare import load_specs, with_absolute_source
 from sie_stream.cli.output import (
     BootstrapOption,
@@ -230,14 +229,8 @@ def _order(order: RolloutOrder, bootstrap_servers: str | None, output: OutputFor
 
 
 def _tell(decision: Decision, output: OutputFormat, refusal: str) -> None:
-    if output is OutputFormat.JSON:
-        show_json(msgspec.to_builtins(decision))
-    else:
-        console.print(f"{decision.subject}: {decision.reason}", highlight=False, markup=False)
-        for line in decision.rejected:
-            console.print(f"    {line}", highlight=False, markup=False)
-    if decision.kind == refusal:
-        raise typer.Exit(1)
+    words = [f"{decision.subject}: {decision.reason}", *(f"    {line}" for line in decision.rejected)]
+    show_answer(decision, output, words, {refusal})
 
 
 def _known(state: ClusterState, model: str) -> None:

@@ -1,4 +1,4 @@
-"""A moment as people name it: `10m` ago, or an ISO time."""
+"""A moment or a duration as people name it: `10m` (ago), or an ISO time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO = re.compile(r"(\d+)([smhd])", re.ASCII)
 
 
+def duration_ms(text: str, option: str) -> int:
+    """Milliseconds. Raises ConfigError naming the value and what is allowed."""
+    found = _AGO.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{option} {text!r}: allowed is a time such as 90s, 10m, 2h, 7d")
+    return int(found[1]) * UNIT_MS[found[2]]
+
+
 def since_ms(text: str, now_ms: int, option: str = "--since") -> int:
     """Milliseconds since the epoch. An ISO time without a zone is in the zone of this machine.
 
     Raises ConfigError naming the value and what is allowed.
     """
-    ago = _AGO.fullmatch(text.strip())
-    if ago is not None:
-        return now_ms - int(ago[1]) * UNIT_MS[ago[2]]
+    if _AGO.fullmatch(text.strip()) is not None:
+        return now_ms - duration_ms(text, option)
     try:
         return round(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
     except (ValueError, OverflowError) as error:

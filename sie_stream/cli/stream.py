@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from sie_stream.cli.output import (
     BootstrapOption,
@@ -22,6 +21,7 @@ from sie_stream.cli.output import (
     error_console,
     show_json,
 )
+from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
 from sie_stream.cli.streaming import show_stream
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
@@ -115,7 +115,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
 def _send(
     client: Client, model: str, rows: Iterable[Mapping[str, Any]], shared: Mapping[str, Any], total: int | None
 ) -> Iterator[Submission]:
-    with _progress() as progress:
+    with progress_bars() as progress:
         task = progress.add_task("sending", total=total)
         for chunk in _batched(rows, CHUNK):
             yield from client.submit_many(Request(model=model, inputs=row, **shared) for row in chunk)
@@ -130,24 +130,12 @@ def _batched(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[tuple[Map
 
 def _await_all(submissions: list[Submission], timeout_s: float) -> Iterator[InferenceResult]:
     deadline = time.monotonic() + timeout_s
-    with _progress() as progress:
+    with progress_bars() as progress:
         for submission in progress.track(submissions, description="results"):
             try:
                 yield submission.result(max(0.0, deadline - time.monotonic()))
             except ResultTimeout:
                 continue
-
-
-def _progress() -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=error_console,
-        transient=True,
-    )
 
 
 def _say_sent(submissions: list[Submission], output: OutputFormat) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import getpass
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from scheduler.worker_state import Hold
-from sie_stream.cli.ask import ask, of_kind
+from sie_stream.cli.ask import ask, of_kind, show_answer
 from sie_stream.cli.output import (
     BootstrapOption,
     OutputFormat,
     OutputOption,
-    console,
     error_console,
-    show_json,
     show_rows,
 )
 from sie_stream.cli.since import shown_time
@@ -149,7 +146,4 @@ def _order(connection: Connection, command: HoldTopic | ReleaseTopic, kind: str,
 
 
 def _tell(answer: Decision, output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        show_json(msgspec.to_builtins(answer))
-    else:
-        console.print(f"{answer.decision}: {answer.kind} {answer.subject}: {answer.reason}", markup=False)
+    show_answer(answer, output, [f"{answer.decision}: {answer.kind} {answer.subject}: {answer.reason}"])

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from processors.ingress.decode import Bound, remembered_id
 from schemas.codec import decode_result, decode_row, decode_work
 from schemas.result_codec import RESULT_FRAME
 from schemas.wire import HEADER_BYTES, CodecError, read_span
-from sie_stream.cli.output import error_console
+from sie_stream.cli.progress import progress_bars
 from sie_stream.control import RouteRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.request_index import RequestIndex
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values
 from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.partitioner import keyed_partition
 from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
 
@@ -123,22 +123,10 @@ def by_index(index: RequestIndex, reader: LogReader, routes: Routes, results: st
         return result_id(record) if record.topic == results else routes.source_id(record)
 
     news = sum(span.end - span.start for span in spans.values())
-    with _progress(quiet=news <= NEWS_MAX) as progress:
+    with progress_bars(shown=news > NEWS_MAX) as progress:
         task = progress.add_task("reading what is new into the index", total=news)
         index.catch_up(reader, spans, ids_of, lambda count: progress.advance(task, count))
     return index.find(request_id)
-
-
-def _progress(*, quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=error_console,
-        transient=True,
-        disable=quiet,
-    )
 
 
 def by_time(
@@ -149,7 +137,7 @@ def by_time(
     for topic in topics:
         places = partitions_of(reader, topic)
         if key and topic in (names.results, names.requests) and places:
-            places = [places[murmur2_partition(key.encode(), len(places))]]
+            places = [places[keyed_partition(key.encode(), len(places))]]
         spans |= window(reader, places, times.from_ms, times.to_ms)
     needle = request_id.encode("utf-8", "surrogatepass")
     return [
@@ -189,20 +177,6 @@ def fetch(reader: LogReader, places: Iterable[Place]) -> dict[Place, LogRecord]:
             found[(TopicPartition(record.topic, record.partition), record.offset)] = record
         left = rest
     return found
-
-
-def murmur2_partition(key: bytes, partitions: int) -> int:
-    """Where our writers, and Java's, put a key. Source: org.apache.kafka.common.utils.Utils.murmur2."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ len(key)
-    whole = len(key) & ~3
-    for at in range(0, whole, 4):
-        k = int.from_bytes(key[at : at + 4], "little") * m & mask
-        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
-    if len(key) > whole:
-        h = (h ^ int.from_bytes(key[whole:], "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
 
 
 def newest(found: Mapping[Place, LogRecord], topic: str) -> Iterator[LogRecord]:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from sie_stream.errors import Retriable
 from sie_stream.ids import TopicPartition
+from sie_stream.partitioner import keyed_partition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import CommittedOffset
 from sie_stream.sim.clock import SimClock
 from sie_stream.sim.groups import SimGroup
-from sie_stream.sim.partition import SimPartition, keyed_partition
+from sie_stream.sim.partition import SimPartition
 
 Hook = Callable[[str, str], None]
 """Called with (operation, client); raises a LogError to make that operation fail."""

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sie_stream.cli.trace_lookup import murmur2_partition, own_place
+from sie_stream.cli.trace_lookup import own_place
 from sie_stream.edge.request_index import RequestIndex, signed_digest
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
+from sie_stream.partitioner import keyed_partition
 from sie_stream.ports import LogReader, TopicSpec
 from sie_stream.records import LogRecord, LogWrite
 from sie_stream.sim.log import SimLog
@@ -126,9 +127,9 @@ def test_a_file_that_is_no_index_says_what_to_do(tmp_path: Path) -> None:
 def test_digests_fit_into_sqlite_and_keys_go_where_java_puts_them() -> None:
     assert all(-(2**63) <= signed_digest(f"r{number}") < 2**63 for number in range(100))
     # From Apache Kafka's own test of murmur2, made positive.
-    assert murmur2_partition(b"21", 1 << 31) == -973932308 & 0x7FFFFFFF
-    assert murmur2_partition(b"foobar", 1 << 31) == -790332482 & 0x7FFFFFFF
-    assert murmur2_partition(b"a-little-bit-long-string", 1 << 31) == -985981536 & 0x7FFFFFFF
+    assert keyed_partition(b"21", 1 << 31) == -973932308 & 0x7FFFFFFF
+    assert keyed_partition(b"foobar", 1 << 31) == -790332482 & 0x7FFFFFFF
+    assert keyed_partition(b"a-little-bit-long-string", 1 << 31) == -985981536 & 0x7FFFFFFF
 
 
 def test_ids_that_name_a_place() -> None:

@@ -1,0 +1,25 @@
+"""Bars on standard error while a command reads or waits for long."""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sie_stream.cli.output import error_console
+
+
+def progress_bars(*, shown: bool = True) -> Progress:
+    """How much of how much is done, for how long it has run and how long it still takes. Gone when it is done.
+
+    `shown`: false for what will be over before a bar could be read.
+    """
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=error_console,
+        transient=True,
+        disable=not shown,
+    )
