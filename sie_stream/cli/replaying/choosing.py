@@ -47,6 +47,8 @@ class Choice(Struct):
     ids_left: set[str] = set()
     """Request ids not found so far; reading results stops when none is left."""
     notes: tuple[str, ...] = ()
+    needle: bytes = b""
+    """Bytes that every wanted result holds: on a topic of many models nearly all results need not be decoded."""
 
 
 def choose(readers: Readers, names: TopicNames, asked: Question, stop: StopFlag) -> Choice:
@@ -63,6 +65,11 @@ def choose(readers: Readers, names: TopicNames, asked: Question, stop: StopFlag)
     if topic.startswith(names.work("")):
         return _by_work(readers, names, asked, topic, stop)
     return _by_source(readers, names, asked, topic, stop)
+
+
+def _bytes(name: str) -> bytes:
+    """As a record holds it."""
+    return name.encode("utf-8", "surrogatepass")
 
 
 def limit(readers: Readers, places: Sequence[TopicPartition], option: str, text: str) -> Asked:
@@ -95,7 +102,8 @@ def _result_spans(readers: Readers, names: TopicNames, asked: Question) -> list[
 
 def _by_results(readers: Readers, names: TopicNames, asked: Question) -> Choice:
     of_model = _of_model(asked.model)
-    return Choice(f"{names.results}{_range(asked)}", _result_spans(readers, names, asked), of_model)
+    results = _result_spans(readers, names, asked)
+    return Choice(f"{names.results}{_range(asked)}", results, of_model, needle=_bytes(asked.model))
 
 
 def _by_ids(readers: Readers, names: TopicNames, asked: Question) -> Choice:
@@ -106,6 +114,7 @@ def _by_ids(readers: Readers, names: TopicNames, asked: Question) -> Choice:
         lambda result: result.request_id in ids,
         by_ids=True,
         ids_left=set(ids),
+        needle=_bytes(min(ids)) if len(ids) == 1 else b"",
     )
 
 
@@ -124,7 +133,7 @@ def _by_work(readers: Readers, names: TopicNames, asked: Question, topic: str, s
         return first <= origin.work_offset < until
 
     results = _results_of(readers, names, work, asked, stop)
-    return Choice(f"{topic}{_range(asked)}", results, wanted, work)
+    return Choice(f"{topic}{_range(asked)}", results, wanted, work, needle=_bytes(topic))
 
 
 def _by_source(readers: Readers, names: TopicNames, asked: Question, topic: str, stop: StopFlag) -> Choice:
@@ -145,7 +154,7 @@ def _by_source(readers: Readers, names: TopicNames, asked: Question, topic: str,
 
     results = _results_of(readers, names, source, asked, stop)
     notes = (*out_of_reach(source), f"Requests on {topic} without any result are not looked for: `audit verify` does.")
-    return Choice(f"{topic}{_range(asked)}", results, wanted, notes=notes)
+    return Choice(f"{topic}{_range(asked)}", results, wanted, notes=notes, needle=_bytes(topic))
 
 
 def _results_of(
@@ -206,7 +215,8 @@ def _by_decision(readers: Readers, names: TopicNames, asked: Question) -> Choice
     places = readers.partitions(names.results)
     first = readers.records.offsets_at(places, after_ms)
     results = readers.spans(places, first.get, lambda place: None)
-    return Choice(f"{decision.decision} ({decision.kind} of {model}: {said})", results, wanted)
+    title = f"{decision.decision} ({decision.kind} of {model}: {said})"
+    return Choice(title, results, wanted, needle=_bytes(model))
 
 
 def find_decision(readers: Readers, names: TopicNames, wanted: str) -> tuple[Decision, int | None]:

@@ -13,6 +13,7 @@ from processors.ingress.routes import CompiledRoute, RouteTable
 from processors.tokenise import TextInputs, text_tokens
 from schemas.codec import decode_result, decode_work
 from schemas.registry_follower import SchemaTableFollower
+from schemas.result_codec import RESULT_FRAME
 from schemas.wire import CodecError
 from sie_stream.cli.replaying.answers import Token, answer_again, place_of, refused_again
 from sie_stream.cli.replaying.choosing import Choice
@@ -103,8 +104,11 @@ class Replay:
         for records in self._readers.read(choice.results, moved, self._stop):
             kept = []
             for record in records:
+                value = record.value
+                if value is not None and choice.needle not in value and value.startswith(RESULT_FRAME):
+                    continue
                 try:
-                    result = decode_result(record.value)
+                    result = decode_result(value)
                 except CodecError as error:
                     self._tally.note(f"{record.topic}[{record.partition}] offset {record.offset}: no result: {error}")
                     continue
