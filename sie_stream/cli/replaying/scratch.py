@@ -18,7 +18,7 @@ from sie_stream.records import Result
 from sie_stream.replay.compare import Original
 
 MEMORY_BYTES_MAX = 256 * 1024 * 1024
-ROW_BYTES = 512
+ROW_BYTES = 400
 """Of one result in memory, besides its id and its outputs."""
 _Shared = tuple[str, str, str, str, str, str]
 """status, model, version, weights digest, engine, error code: alike for nearly all results."""
