@@ -30,7 +30,7 @@ from sie_stream.cli.trace_reading import decoded, request_in
 from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_topic import read_key_table
+from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.spans import Span, partitions_of
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import SieError

@@ -22,7 +22,7 @@ from sie_stream.cli.trace_lookup import Routes, fetch, work_id
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_topic import read_key_table
+from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.spans import Span, partitions_of, read_spans
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicPartition, derived_request_id

@@ -19,7 +19,8 @@ from sie_stream.cli.since import shown_time
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_topic import read_key_table, rewrap, shred
+from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_topic import rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
 from sie_stream.errors import ConfigError
 from sie_stream.privacy.forms import Hashed, Sealed, changed_forms, hashed_text, sealed_text

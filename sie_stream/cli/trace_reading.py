@@ -22,7 +22,7 @@ from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
 from sie_stream.control import PartitionPlacement, PlacementRow
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.key_topic import read_key_table
+from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
 from sie_stream.ids import TopicNames, TopicPartition

@@ -1,4 +1,4 @@
-"""Reads sie.keys as a whole, and the two who change what is on it: shredding and rotation. Over ports only.
+"""Opens the data keys of sie.keys, and the two who change what is on it: shredding and rotation. Over ports only.
 
 Both take names.keys_transactional_id first, so neither writes a data key again that the other one is shredding. Workers
 only add keys, and never one that was there.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sie_stream.edge.connection import Connection
+from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.keyring import Keyring
-from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicNames
 from sie_stream.ports import LogReader, TransactionalWriter
@@ -18,15 +18,6 @@ from sie_stream.privacy.datakeys import KeyTable, Shredded, key_write, shred_wri
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 
 KEYS_AT_ONCE = 5_000
-READ_S = 600.0
-
-
-def read_key_table(reader: LogReader, names: TopicNames) -> KeyTable:
-    """Every data key, and every subject that was shredded. Empty where the topic does not exist."""
-    table = KeyTable()
-    for record in read_to_end(reader, names.keys, timeout_s=READ_S):
-        table.heed(record.key, record.value)
-    return table
 
 
 def open_keys(connection: Connection) -> Opener:

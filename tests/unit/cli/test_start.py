@@ -34,7 +34,7 @@ def imported(module: str) -> set[str]:
         ("decisions", set()),
         ("audit_requests", set()),
         ("models", {"ortools"}),  # it folds the control log, as the scheduler does
-        ("replay", {"ortools"}),
+        ("replay", {"ortools", "cryptography"}),  # it opens protected answers
     ],
 )
 def test_a_command_imports_no_heavy_library_that_it_does_not_need(module: str, needs: set[str]) -> None:

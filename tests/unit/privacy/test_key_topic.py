@@ -13,7 +13,8 @@ from sie_stream.cli.audit_contents import Payloads
 from sie_stream.cli.keys import plain_outputs
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.control import ModelRow
-from sie_stream.edge.key_topic import read_key_table, rewrap, shred
+from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_topic import rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek
 from sie_stream.errors import ConfigError, Fenced
 from sie_stream.ids import TopicNames

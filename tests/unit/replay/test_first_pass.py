@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from schemas.codec import decode_result, encode_result
 from sie_stream.cli.replaying import run
 from sie_stream.cli.replaying.choosing import Choice
+from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.edge.stop import StopFlag
@@ -42,7 +44,9 @@ class NoEngines:
 def first_pass(values: list[bytes | None], wanted: Callable[[Result], bool], needle: bytes) -> tuple[Scratch, Tally]:
     scratch, tally = Scratch(), Tally()
     job = Job(None, 0.0, Pace())
-    replay = Replay(Canned(values), Settings(), VersionBook([]), job, scratch, tally, None, StopFlag())  # type: ignore[arg-type]
+    protection = Protection(lambda: pytest.fail("no key is asked for"))
+    readers: Any = Canned(values)
+    replay = Replay(readers, Settings(), VersionBook([]), job, scratch, tally, None, StopFlag(), protection)
     choice = Choice("x", [], wanted, needle=needle)
     replay.find_results(choice, NoEngines(), lambda count: None)  # type: ignore[arg-type]
     return scratch, tally
