@@ -34,7 +34,10 @@ def _cheapest(folded: Folded, fixed: Ledger, kind: int, members: Sequence[int], 
     if table.demand.tensor_parallel_size > 1 or any(folded.current[number] is not None for number in members):
         return 0
     by_worker: dict[int, int] = {}
+    smallest = min(table.sizes)
     for device, group in enumerate(folded.device_class):
+        if fixed.free[device] < smallest:
+            continue
         options = [o for o in table.fits[group] if folded.weight(kind, o, device) <= fixed.free[device]]
         if not options or not fixed.admits(members[0], device):
             continue

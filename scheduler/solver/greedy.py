@@ -29,19 +29,24 @@ FILL_MIN = 8
 """Fewer replicas than this are not worth filling devices with."""
 
 
-def greedy(folded: Folded, start: Sequence[Seat | None], options: Sequence[int] = ()) -> list[Seat | None]:
+def greedy(
+    folded: Folded, start: Sequence[Seat | None], options: Sequence[int] = (), ledger: Ledger | None = None
+) -> list[Seat | None]:
     """`start` and, where there is room, a seat for everything in it that has none. Never moves what has a good one.
 
     `options`, by demand: the precision that filling should use, when something better than "the best" is known.
+    `ledger` holds the start, for a caller that has one.
     """
+    ledger = Ledger(folded, start) if ledger is None else ledger
     waiting = [number for number, seat in enumerate(start) if not folded.placed(number, seat)]
     largest = sorted(waiting, key=lambda number: _largest_first(folded, number))
-    found = [best_fit(folded, start, largest)]
+    found = [best_fit(ledger, start, largest)]
     if any(not folded.placed(number, found[0][number]) for number in waiting):
-        found.append(best_fit(folded, start, _most_valuable_first(folded, start, waiting)))
+        found.append(best_fit(ledger, start, _most_valuable_first(ledger, waiting)))
     if folded.objective.packing == "binpack" and len(waiting) >= FILL_MIN:
         special = [number for number in largest if not is_plain(folded, number)]
-        found.append(best_fit(folded, fill(folded, best_fit(folded, start, special), options), largest))
+        filled = fill(folded, best_fit(ledger, start, special), options)
+        found.append(best_fit(Ledger(folded, filled), filled, largest))
     return found[0] if len(found) == 1 else min(found, key=lambda seats: total(evaluate(folded, seats)))
 
 
@@ -54,9 +59,9 @@ def _largest_first(folded: Folded, number: int) -> tuple[int, int, int, int]:
     return -special, exchange, -kind.sizes[0] * demand.tensor_parallel_size, number
 
 
-def _most_valuable_first(folded: Folded, start: Sequence[Seat | None], waiting: Sequence[int]) -> list[int]:
+def _most_valuable_first(ledger: Ledger, waiting: Sequence[int]) -> list[int]:
     """First replicas before second ones, then by what it costs to leave one out, then by size."""
-    serving = Ledger(folded, start).serving
+    folded, serving = ledger.folded, ledger.serving[:]
     ranked: list[tuple[int, int, int, int]] = []
     for number in waiting:
         kind, version = folded.kinds[folded.kind[number]], folded.version[number]
@@ -69,12 +74,14 @@ def _most_valuable_first(folded: Folded, start: Sequence[Seat | None], waiting: 
 # ---------------------------------------------------------------- best fit
 
 
-def best_fit(folded: Folded, start: Sequence[Seat | None], order: Iterable[int]) -> list[Seat | None]:
-    """`start` and a seat for each of `order` that has no good one, each the cheapest at its turn."""
-    seats = list(start)
-    ledger = Ledger(folded, start)
+def best_fit(held: Ledger, start: Sequence[Seat | None], order: Iterable[int]) -> list[Seat | None]:
+    """`start` and a seat for each of `order` that has no good one, each the cheapest at its turn.
+
+    `held` holds the start, and is left as it is.
+    """
+    seats, ledger = list(start), held.copy()
     for number in order:
-        if not folded.placed(number, seats[number]):
+        if not ledger.folded.placed(number, seats[number]):
             _seat_best(ledger, seats, number)
     return seats
 

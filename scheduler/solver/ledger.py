@@ -34,6 +34,17 @@ class Ledger:
             if seat is not None:
                 self.add(number, seat)
 
+    def copy(self) -> Ledger:
+        """One that goes its own way from here on."""
+        other = Ledger(self.folded)
+        other.free, other.count, other.load = self.free[:], self.count[:], self.load[:]
+        other.holders = [holders.copy() for holders in self.holders]
+        other.on_device, other.on_worker = self.on_device.copy(), self.on_worker.copy()
+        other.on_server, other.serving = self.on_server.copy(), self.serving[:]
+        other.island_used = self.island_used[:]
+        other.exchange = {exchange: domains.copy() for exchange, domains in self.exchange.items()}
+        return other
+
     def add(self, number: int, seat: Seat) -> None:
         self._count(number, seat, 1)
 
@@ -42,14 +53,15 @@ class Ledger:
 
     def _count(self, number: int, seat: Seat, step: int) -> None:
         folded, kind = self.folded, self.folded.kind[number]
-        version = folded.version[number]
+        version, table = folded.version[number], folded.kinds[kind]
         for device in seat[0]:
             self.free[device] -= step * folded.weight(kind, seat[1], device)
             was = self.count[device]
-            self.count[device] += step
-            self.load[device] += step * folded.kinds[kind].load
-            if folded.island[device] >= 0:
-                self.island_used[folded.island[device]] += (self.count[device] > 0) - (was > 0)
+            self.count[device] = was + step
+            self.load[device] += step * table.load
+            island = folded.island[device]
+            if island >= 0 and (was == 0 or was + step == 0):
+                self.island_used[island] += step
             if step > 0:
                 self.holders[device][number] = None
             else:
@@ -60,7 +72,7 @@ class Ledger:
         self.on_worker[worker] = self.on_worker.get(worker, 0) + step
         self.on_server[server] = self.on_server.get(server, 0) + step
         if folded.placed(number, seat):
-            self.serving[version] += step * (folded.kinds[kind].demand.purpose == "serve")
+            self.serving[version] += step * (table.demand.purpose == "serve")
             if folded.kv[number] >= 0:
                 domains = self.exchange.setdefault(folded.kv[number], {})
                 for device in seat[0]:
@@ -78,6 +90,16 @@ class Ledger:
         if self.on_server.get((version, folded.server[device]), 0) >= folded.server_limit[version]:
             return False
         return not self.on_device.get((version, device), 0)
+
+    def beside(self, number: int, device: int) -> tuple[str, int] | None:
+        """What keeps a new replica from the device by its neighbours, as what they have in common; None: nothing."""
+        folded = self.folded
+        version, worker, server = folded.version[number], folded.worker[device], folded.server[device]
+        if self.on_worker.get((version, worker), 0) >= folded.worker_limit[version]:
+            return "worker", worker
+        if self.on_server.get((version, server), 0) >= folded.server_limit[version]:
+            return "server", server
+        return ("device", -1) if self.on_device.get((version, device), 0) else None
 
     def apart(self, number: int, devices: Iterable[int]) -> int:
         """Domains that the replica would add to its exchange of KV, beyond the first."""

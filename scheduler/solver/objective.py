@@ -63,7 +63,26 @@ def total(terms: dict[str, int]) -> int:
     return sum(terms.values())
 
 
-def cost_without(folded: Folded, seats: Sequence[Seat | None], free: Sequence[int]) -> int:
+class Worth:
+    """What placements of one problem cost, each looked at once: a solve asks for a few of them again and again."""
+
+    def __init__(self, folded: Folded) -> None:
+        self._folded = folded
+        self._known: dict[tuple[Seat | None, ...], dict[str, int]] = {}
+
+    def terms(self, seats: Sequence[Seat | None]) -> dict[str, int]:
+        """As `evaluate`."""
+        key = tuple(seats)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = evaluate(self._folded, seats)
+        return dict(found)
+
+    def total(self, seats: Sequence[Seat | None]) -> int:
+        return total(self.terms(seats))
+
+
+def cost_without(folded: Folded, seats: Sequence[Seat | None], free: Sequence[int], worth: Worth | None = None) -> int:
     """What everything but the free replicas costs, as if those did not exist."""
     others, missing = list(seats), dict.fromkeys(free)
     cost, versions = 0, dict[int, None]()
@@ -77,7 +96,8 @@ def cost_without(folded: Folded, seats: Sequence[Seat | None], free: Sequence[in
             kind = folded.kinds[folded.kind[number]]
             if kind.demand.purpose == "serve":
                 versions.pop(kind.version, None)
-    return cost + total(evaluate(folded, others)) - sum(folded.first_cost[version] for version in versions)
+    worth = Worth(folded) if worth is None else worth
+    return cost + worth.total(others) - sum(folded.first_cost[version] for version in versions)
 
 
 def seat_cost(folded: Folded, kind: int, option: int, device: int) -> int:

@@ -24,7 +24,7 @@ from scheduler.solver.greedy import greedy
 from scheduler.solver.ledger import Ledger, keep
 from scheduler.solver.model import PERMILLE, Assignment, Plan, Problem, Scope, Unplaceable
 from scheduler.solver.moves import ordered_moves
-from scheduler.solver.objective import cost_without, evaluate, total
+from scheduler.solver.objective import Worth, cost_without, total
 from scheduler.solver.part import Part
 from scheduler.solver.program import Answer, Program
 from scheduler.solver.room import make_room
@@ -71,13 +71,14 @@ class Search:
         self.limits = limits
         self.base = tuple(seats)
         self.seats = list(seats)
-        self.before = total(evaluate(folded, seats))
+        self.worth = Worth(folded)
+        self.before = self.worth.total(seats)
         self.cost = self.before
         self.statistics = dict.fromkeys(COUNTED, 0)
 
     def offer(self, seats: Sequence[Seat | None]) -> bool:
         """Take the seats when they cost less."""
-        cost = total(evaluate(self.folded, seats))
+        cost = self.worth.total(seats)
         if cost >= self.cost:
             return False
         self.seats, self.cost = list(seats), cost
@@ -90,9 +91,9 @@ class Search:
         """
         folded = self.folded
         fixed = self._fixed(free)
-        self._start(free, ())
+        self._start(free, (), fixed)
         if len(free) <= self.limits.look_max:
-            bound = cost_without(folded, self.seats, free) + least(folded, fixed, free)
+            bound = cost_without(folded, self.seats, free, self.worth) + least(folded, fixed, free)
             near = self.limits.gap_permille if len(free) > LOOK_EXACT_MAX else 0
             if (self.cost - bound) * PERMILLE <= near * bound:
                 return min(bound, self.cost)
@@ -103,9 +104,9 @@ class Search:
                 return self.improve(Window(tuple(free), tuple(devices)), self.limits.exact_work)
         relaxed = Relaxation(folded, fixed, free, self.seats)
         answer = self.minimise(relaxed.program, self.limits.bound_work)
-        bound = cost_without(folded, self.seats, free) + answer.bound
+        bound = cost_without(folded, self.seats, free, self.worth) + answer.bound
         if answer.values is not None:
-            self._start(free, relaxed.options(answer.values))
+            self._start(free, relaxed.options(answer.values), fixed)
         for window in windows(folded, lambda: self.seats, free, self.limits.windows_max):
             if (self.cost - bound) * PERMILLE <= self.limits.gap_permille * bound:
                 break
@@ -118,12 +119,13 @@ class Search:
             seats[number] = None
         return Ledger(self.folded, seats)
 
-    def _start(self, free: Sequence[int], options: Sequence[int]) -> None:
+    def _start(self, free: Sequence[int], options: Sequence[int], fixed: Ledger) -> None:
         """Greedily beside what runs; and greedily without the free ones that run, where the moves are paid for."""
         beside, alone = list(self.seats), list(self.seats)
         for number in free:
             beside[number], alone[number] = self.base[number], None
-        self.offer(greedy(self.folded, beside, options))
+        new = all(self.base[number] is None for number in free)
+        self.offer(greedy(self.folded, beside, options, fixed if new else None))
         if any(beside[number] is not None for number in free):
             self.offer(_homing(self.folded, greedy(self.folded, alone, options)))
 
@@ -135,8 +137,9 @@ class Search:
         answer = self.minimise(part.program, work)
         if answer.values is not None:
             seats = part.decode(answer.values)
-            worth = total(evaluate(folded, seats))
-            assert worth <= constant + part.program.value(answer.values), "the program and the objective disagree"
+            assert self.worth.total(seats) <= constant + part.program.value(answer.values), (
+                "the program and the objective disagree"
+            )
             self.offer(seats)
         self.statistics["free"] = max(self.statistics["free"], len(free))
         self.statistics["devices_seen"] = max(self.statistics["devices_seen"], len(devices))
@@ -237,7 +240,7 @@ def rebalance(problem: Problem, moves_max: int, limits: Limits = FOR_CHANGE) -> 
         return _plan(search, "fleet", 0, base, whole)
     bound = search.solve(tuple(range(len(base))), limits.exact_seats_max)
     if _moved(base, search.seats) > moves_max:
-        search.seats, search.cost = tidied, total(evaluate(folded, tidied))
+        search.seats, search.cost = tidied, search.worth.total(tidied)
     return _plan(search, "fleet", bound, base, whole)
 
 
@@ -278,7 +281,7 @@ def _plan(search: Search, scope: Scope, bound: int, base: list[Seat | None], who
     do_nothing = search.before if whole else None
     taken = do_nothing is None or search.cost < do_nothing
     seats = search.seats if taken else base
-    terms = evaluate(folded, seats)
+    terms = search.worth.terms(seats)
     return Plan(
         taken=taken,
         scope=scope,

@@ -55,14 +55,14 @@ def why_not_elsewhere(folded: Folded, ledger: Ledger, number: int, seat: Seat) -
 
 def _is_full(folded: Folded, ledger: Ledger, number: int, device: int) -> bool:
     """Whether nothing but memory keeps the replica from this device of a large fleet."""
-    kind = folded.kind[number]
+    if len(folded.usable) <= TOLD_ONE_BY_ONE:
+        return False
+    kind, free = folded.kind[number], ledger.free[device]
     options = folded.kinds[kind].fits[folded.device_class[device]]
-    return (
-        len(folded.usable) > TOLD_ONE_BY_ONE
-        and bool(options)
-        and all(folded.weight(kind, option, device) > ledger.free[device] for option in options)
-        and ledger.admits(number, device)
-    )
+    for option in options:
+        if folded.weight(kind, option, device) <= free:
+            return False
+    return bool(options) and ledger.admits(number, device)
 
 
 def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashable:
@@ -70,6 +70,9 @@ def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashab
     group, kind = folded.device_class[device], folded.kinds[folded.kind[number]]
     if not kind.fits[group]:
         return group
+    beside = ledger.beside(number, device)
+    if beside:
+        return beside
     refusals = [ledger.refusal(number, option, device) for option in kind.fits[group]]
     if all(refusals):
         return refusals[-1]

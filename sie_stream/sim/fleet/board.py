@@ -53,6 +53,7 @@ class Board:
         self._changed = True
         self._index = np.zeros(0, dtype=np.int64)
         self._laws = self._laws_of(self._index)
+        self._holding = self._held()
 
     # ------------------------------------------------------------ what policies do
 
@@ -117,6 +118,7 @@ class Board:
         if self._changed:
             self._index = np.flatnonzero(self.open)
             self._laws = self._laws_of(self._index)
+            self._holding = self._held()
             self._changed = False
         index = self._index
         model = self.model[index]
@@ -136,17 +138,18 @@ class Board:
         full |= (left > self._laws.batch * 1.5) & self._laws.continuous
         if self._queues:
             full |= np.isin(index, list(self._queues))
-        for place in np.flatnonzero(full):
-            queued = self._queued(int(index[place]), int(place), got, most, running, speed, now_ms)
-            done[place], inside[place], left[place], p99[place] = queued
-            busy[place] = occupied[place] = 1.0
+        places = np.flatnonzero(full)
+        if len(places):
+            queued = self._queued(places, got[places], most[places], running[places], speed[places], now_ms)
+            done[places], inside[places], left[places], p99[places] = queued
+            busy[places] = occupied[places] = 1.0
         self._running[index] = left
         self._busy[index] = np.where(self.paused[index], 0.0, busy)
         count = len(arrivals)
         self.tally.completed += np.bincount(model, done, minlength=count)
         self.tally.inside += np.bincount(model, inside, minlength=count)
         self.seen.add(index, got, done, occupied * self.step_ms, p99)
-        self._memory()
+        self.tally.held(*self._holding)
 
     def count_from_here(self) -> None:
         """What was counted so far is forgotten; what is in the system now is carried over."""
@@ -208,39 +211,50 @@ class Board:
 
     def _queued(
         self,
-        station: int,
-        place: int,
+        places: np.ndarray,
         got: np.ndarray,
         most: np.ndarray,
         running: np.ndarray,
         speed: np.ndarray,
         now_ms: float,
-    ) -> tuple[float, float, float, float]:
-        """One step of a station with a queue: (done, of these in time, left in the engine, p99 ms)."""
-        queue = self._queues.setdefault(station, deque())
-        put_at(queue, now_ms + self.step_ms / 2, float(got[place]))
-        laws = Laws(*(part[place : place + 1] for part in self._laws))
-        full_ms = (laws.base + laws.each * laws.batch) / speed[place]
-        done, inside, longest = 0.0, 0.0, 0.0
-        for at, count, started in take(queue, float(most[place]), now_ms, self.step_ms):
-            waited = max(0.0, started - at)
-            inside += count * float(within(laws, full_ms, np.array([waited]))[0])
-            done += count
-            longest = max(longest, waited)
-        if not queue:
-            del self._queues[station]
-        # What the engine starts now ends later; what it had ends now. In a full engine that is the same number.
-        held = min(float(running[place]) + done, float(laws.batch[0]))
-        ended = float(running[place]) + done - held
-        share_inside = inside / done if done > 0 else 0.0
-        return ended, ended * share_inside, held, longest + 2.0 * float(full_ms[0])
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """One step of the stations with a queue: (done, of these in time, left in the engine, p99 ms).
 
-    def _memory(self) -> None:
+        `places`: where they are among the open ones; one entry per station in all arrays. What starts is collected from
+        all queues first, so that the law of latency is asked once.
+        """
+        of: list[int] = []
+        counts: list[float] = []
+        waits: list[float] = []
+        for number, station in enumerate(self._index[places].tolist()):
+            queue = self._queues.setdefault(station, deque())
+            put_at(queue, now_ms + self.step_ms / 2, float(got[number]))
+            for at, count, started in take(queue, float(most[number]), now_ms, self.step_ms):
+                of.append(number)
+                counts.append(count)
+                waits.append(max(0.0, started - at))
+            if not queue:
+                del self._queues[station]
+        laws = Laws(*(part[places] for part in self._laws))
+        full_ms = (laws.base + laws.each * laws.batch) / speed
+        who, many, waited = np.array(of, dtype=np.int64), np.array(counts), np.array(waits)
+        in_time = within(Laws(*(part[who] for part in laws)), full_ms[who], waited)
+        done = np.bincount(who, many, minlength=len(places))
+        inside = np.bincount(who, many * in_time, minlength=len(places))
+        longest = np.zeros(len(places))
+        np.maximum.at(longest, who, waited)
+        # What the engine starts now ends later; what it had ends now. In a full engine that is the same number.
+        held = np.minimum(running + done, laws.batch)
+        ended = running + done - held
+        return ended, ended * inside / np.maximum(done, 1e-300), held, longest + 2.0 * full_ms
+
+    def _held(self) -> tuple[int, float, float, int]:
+        """Devices that hold anything, MiB in use, MiB reserved, stations."""
         stations = np.flatnonzero(self.alive)
         devices = np.bincount(self.device[stations], minlength=self._devices)
         used = float(self.population.used_mb[self.model[stations]].sum())
         reserved = float(self.population.memory_mb[self.model[stations]].sum())
-        self.tally.held(int((devices > 0).sum()), used, reserved, len(stations))
+        return int((devices > 0).sum()), used, reserved, len(stations)
 
     def _laws_of(self, index: np.ndarray) -> Laws:
         models, of = self.population, self.model[index]

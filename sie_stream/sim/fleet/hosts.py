@@ -237,18 +237,20 @@ class Hosts:
     def report(self, window_ms: int) -> None:
         """Every host says what its models had to do."""
         loads: dict[str, list[ModelLoad]] = {}
-        seen, board = self._board.seen, self._board
-        for model, held in self._held.items():
-            for holding, replica in held.items():
-                if not replica.ready:
-                    continue
-                arrivals, completions, busy_ms, p99_ms = seen.take(replica.station)
-                waiting, running = round(board.waiting(replica.station)), round(board.running(replica.station))
-                if not (arrivals or completions or waiting or running):
-                    continue
+        board = self._board
+        ready = [
+            (holding[0], model, replica.station)
+            for model, held in self._held.items()
+            for holding, replica in held.items()
+            if replica.ready
+        ]
+        seen = board.seen.take_all([station for _, _, station in ready])
+        for (worker, model, station), (arrivals, completions, busy_ms, p99_ms) in zip(ready, seen, strict=True):
+            waiting, running = round(board.waiting(station)), round(board.running(station))
+            if arrivals or completions or waiting or running:
                 worst = round(p99_ms) if completions else None
                 load = ModelLoad(model, arrivals, completions, waiting, running, busy_ms, worst)
-                loads.setdefault(holding[0], []).append(load)
+                loads.setdefault(worker, []).append(load)
         busy = board.busy()
         for name, models in loads.items():
             worker = self._workers[name]

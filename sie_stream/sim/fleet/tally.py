@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -58,9 +60,16 @@ class Seen:
 
     def take(self, station: int) -> tuple[int, int, int, float]:
         """(arrivals, completions, busy ms, p99 ms); what is less than one whole stays for the next time."""
-        whole: list[int] = []
+        return self.take_all([station])[0]
+
+    def take_all(self, stations: Sequence[int]) -> list[tuple[int, int, int, float]]:
+        """The same for each of these."""
+        index = np.array(stations, dtype=np.int64)
+        whole: list[list[int]] = []
         for part in (self.arrivals, self.completions, self.busy_ms):
-            whole.append(int(part[station]))
-            part[station] -= whole[-1]
-        p99_ms, self.p99_ms[station] = float(self.p99_ms[station]), 0.0
-        return whole[0], whole[1], whole[2], p99_ms
+            found = part[index].astype(np.int64)
+            part[index] -= found
+            whole.append(found.tolist())
+        p99_ms = self.p99_ms[index].tolist()
+        self.p99_ms[index] = 0.0
+        return list(zip(*whole, p99_ms, strict=True))
