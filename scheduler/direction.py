@@ -63,13 +63,13 @@ def _buckets(model: ModelState, width: int) -> dict[str, list[int]]:
     """{worker: its buckets}, in the order of names; empty while a bucket is nobody's or on its way."""
     found: dict[str, list[int]] = {}
     ready = {replica.key for replica in model.present() if replica.state == "ready"}
-    for bucket in range(width):
-        holders = {
-            partition.owner if partition.state == "assigned" else None for partition in model.partitions[bucket::width]
-        }
-        holder = next(iter(holders)) if len(holders) == 1 else None
+    for bucket, first in enumerate(model.partitions[:width]):
+        holder = first.owner
         if holder is None or holder not in ready:
             return {}
+        for partition in model.partitions[bucket::width]:
+            if partition.state != "assigned" or partition.owner != holder:
+                return {}
         found.setdefault(holder.worker, []).append(bucket)
     return dict(sorted(found.items()))
 

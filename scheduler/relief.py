@@ -60,7 +60,8 @@ def give_way(step: Step) -> None:
         _keep_home(step, model)
     offers = {(offer.worker, offer.device): offer for offer in device_offers(state) if offer.service == "in service"}
     free = _free(state, offers)
-    tenants = tuple(_tenant(model, offers, free) for model in accepted)
+    labelled = {name: offer for offer in offers.values() if (name := offer.labels.get(POOL_LABEL))}
+    tenants = tuple(_tenant(model, offers, free, labelled) for model in accepted)
     pools = _pools(offers, free, tenants)
     there = {pool.name for pool in pools}
     state.yielded, relief = relieve(
@@ -128,7 +129,7 @@ def _pools(offers: Offers, free: Free, tenants: Sequence[Tenant]) -> tuple[Pool,
     return tuple(found[name] for name in sorted(found) if found[name].capacity)
 
 
-def _tenant(model: ModelState, offers: Offers, free: Free) -> Tenant:
+def _tenant(model: ModelState, offers: Offers, free: Free, labelled: dict[str, DeviceOffer]) -> Tenant:
     pool = _present_pool(model, offers, free)
     present, scaling = len(model.present()), model.scaling
     wanted = model.replicas_wanted
@@ -143,7 +144,7 @@ def _tenant(model: ModelState, offers: Offers, free: Free) -> Tenant:
         units=model.launch.memory_bytes * model.launch.tensor_parallel,
         wanted=wanted,
         lacking=max(model.replicas_wanted - present, 0) if lacks_guarantee(model) else 0,
-        cheaper=_cheaper(model, pool, offers),
+        cheaper=_cheaper(model, pool, offers, labelled),
     )
 
 
@@ -163,13 +164,15 @@ def _present_pool(model: ModelState, offers: Offers, free: Free) -> str:
     return max(at, key=lambda pool: (at[pool], pool), default="")
 
 
-def _cheaper(model: ModelState, pool: str, offers: Offers) -> tuple[str, ...]:
-    """Labelled pools with a device that it can run on, the cheapest first. Whether it is cheaper is `relieve`'s."""
+def _cheaper(model: ModelState, pool: str, offers: Offers, labelled: dict[str, DeviceOffer]) -> tuple[str, ...]:
+    """Labelled pools with a device that it can run on, the cheapest first. Whether it is cheaper is `relieve`'s.
+
+    `labelled`: a device of each pool that has a label.
+    """
     tags, selector = model.rules.tags, model.rules.node_selector
     bound = POOL_LABEL in selector and not model.pool
     if CHEAP_IS_FINE not in tags or PROTECTED in tags or bound:
         return ()
-    labelled = {name: offer for offer in offers.values() if (name := offer.labels.get(POOL_LABEL))}
     if pool not in labelled:
         return ()
     rest = {name: value for name, value in selector.items() if name != POOL_LABEL}

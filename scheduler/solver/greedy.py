@@ -200,11 +200,12 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
     kind = folded.kinds[index]
     alone = kind.demand.tensor_parallel_size == 1 and not kind.failed_devices and not kind.demand.warm_on
     sign = 1 if folded.objective.packing == "binpack" else -1
+    smallest = min(kind.sizes)
     seen: set[tuple[int, bool, bool, int]] = set()
     found: list[tuple[Rank, Seat]] = []
     for device in devices:
         group = folded.device_class[device]
-        if not kind.fits[group]:
+        if not kind.fits[group] or ledger.free[device] < smallest or not ledger.admits(number, device):
             continue
         if alone and not ledger.count[device]:
             island = folded.island[device]
@@ -212,11 +213,10 @@ def _ranked(ledger: Ledger, number: int, devices: Iterable[int]) -> list[tuple[R
             state = (group, island >= 0 and ledger.island_used[island] > 0, _beside(ledger, number, device) > 0, apart)
             if state in seen:
                 continue
-            if ledger.admits(number, device):
-                seen.add(state)
+            seen.add(state)
         for option in kind.fits[group]:
             free = ledger.free[device] - folded.weight(index, option, device)
-            if free >= 0 and ledger.admits(number, device):
+            if free >= 0:
                 cost = seat_cost(folded, index, option, device) + cold_cost(folded, index, device)
                 cost += _beside(ledger, number, device) + ledger.load_cost(index, device)
                 cost += folded.objective.kv_apart * ledger.apart(number, (device,))

@@ -38,10 +38,11 @@ def why_not_elsewhere(folded: Folded, ledger: Ledger, number: int, seat: Seat) -
     ledger.remove(number, seat)
     here = added_terms(ledger, number, seat)
     verdicts: dict[Hashable, Reason] = {}
+    sorts = Sorts(ledger, number)
     for device in range(len(folded.usable)):
         if device in seat[0]:
             continue
-        key = FULL if _is_full(folded, ledger, number, device) else _sort_of(folded, ledger, number, device)
+        key = sorts.of(device)
         known = verdicts.get(key)
         if known is None:
             verdicts[key] = _reason(folded, ledger, number, device, here)
@@ -53,39 +54,43 @@ def why_not_elsewhere(folded: Folded, ledger: Ledger, number: int, seat: Seat) -
     return _sentences(folded, _merged(list(verdicts.values())))
 
 
-def _is_full(folded: Folded, ledger: Ledger, number: int, device: int) -> bool:
-    """Whether nothing but memory keeps the replica from this device of a large fleet."""
-    if len(folded.usable) <= TOLD_ONE_BY_ONE:
-        return False
-    kind, free = folded.kind[number], ledger.free[device]
-    options = folded.kinds[kind].fits[folded.device_class[device]]
-    for option in options:
-        if folded.weight(kind, option, device) <= free:
-            return False
-    return bool(options) and ledger.admits(number, device)
+class Sorts:
+    """Devices of one sort have one verdict. What does not depend on the device is looked up once."""
 
+    def __init__(self, ledger: Ledger, number: int) -> None:
+        folded = ledger.folded
+        self._ledger = ledger
+        self._number = number
+        self._index = folded.kind[number]
+        self._kind = folded.kinds[self._index]
+        self._shares_kv = folded.kv[number] >= 0
+        self._home = (folded.current[number] or ((), 0))[0]
+        self._large = len(folded.usable) > TOLD_ONE_BY_ONE
 
-def _sort_of(folded: Folded, ledger: Ledger, number: int, device: int) -> Hashable:
-    """Devices of one sort have one verdict."""
-    group, kind = folded.device_class[device], folded.kinds[folded.kind[number]]
-    if not kind.fits[group]:
-        return group
-    beside = ledger.beside(number, device)
-    if beside:
-        return beside
-    refusals = [ledger.refusal(number, option, device) for option in kind.fits[group]]
-    if all(refusals):
-        return refusals[-1]
-    if kind.demand.tensor_parallel_size > 1:
-        return "group", folded.group_of(folded.kind[number], device), device
-    island, apart = folded.island[device], ledger.apart(number, (device,))
-    return (
-        (group, ledger.count[device], ledger.on_server.get((kind.version, folded.server[device]), 0) > 0),
-        (island >= 0, ledger.island_used[island] > 0, len(folded.islands[island])) if island >= 0 else (False,),
-        (folded.worker[device] in kind.warm_workers, device in kind.failed_devices, apart),
-        ledger.load_cost(folded.kind[number], device),
-        (device in (folded.current[number] or ((), 0))[0], tuple(refusal is None for refusal in refusals)),
-    )
+    def of(self, device: int) -> Hashable:
+        ledger, folded, kind = self._ledger, self._ledger.folded, self._kind
+        group = folded.device_class[device]
+        options = kind.fits[group]
+        if not options:
+            return group
+        beside = ledger.beside(self._number, device)
+        if beside:
+            return beside
+        free = ledger.free[device]
+        fitting = tuple(folded.weight(self._index, option, device) <= free for option in options)
+        if True not in fitting:  # of a large fleet one example is told
+            return FULL if self._large else ledger.refusal(self._number, options[-1], device)
+        if kind.demand.tensor_parallel_size > 1:
+            return "group", folded.group_of(self._index, device), device
+        island = folded.island[device]
+        used, size = (ledger.island_used[island] > 0, len(folded.islands[island])) if island >= 0 else (False, 0)
+        return (
+            (group, ledger.count[device], ledger.on_server.get((kind.version, folded.server[device]), 0) > 0),
+            (island >= 0, used, size, device in self._home, fitting),
+            (folded.worker[device] in kind.warm_workers, device in kind.failed_devices),
+            ledger.apart(self._number, (device,)) if self._shares_kv else 0,
+            ledger.load_cost(self._index, device) if kind.load else 0,
+        )
 
 
 def _reason(folded: Folded, ledger: Ledger, number: int, device: int, here: dict[str, int]) -> Reason:
