@@ -172,7 +172,7 @@ def refusal(wish: ReplicaWish, hosts: Sequence[str], offers: Sequence[DeviceOffe
 
     One device of several that it spans can be asked about alone.
     """
-    demand = _demand(wish, 0, None)
+    demand = _demand(wish, 0, frozenset(offer.kind for offer in offers))
     devices = tuple(_device(offer) for offer in offers)
     for device in devices:
         found = forbids(demand, demand.options[0], device)
@@ -208,14 +208,15 @@ def fleet_of(problem: PlacementProblem) -> Problem:
     """The problem as the solver sees it: residents first, then wishes, in their order."""
     numbers: dict[tuple[str, int], int] = {}
     demands: list[Demand] = []
+    kinds = frozenset(offer.kind for offer in problem.devices)
     like: dict[tuple[str, int], Demand] = {}
     """By wish: replicas of one model share theirs, and there are many of them."""
     for resident in problem.residents:
         of = resident.wish.model, resident.wish.memory_bytes
-        demand = like.get(of) or like.setdefault(of, _demand(resident.wish, 0, None))
+        demand = like.get(of) or like.setdefault(of, _demand(resident.wish, 0, kinds))
         at, number = Place(resident.worker, resident.devices), _next(numbers, resident.wish)
         demands.append(structs.replace(demand, replica=number, current=at, settled=resident.settled))
-    demands += [_demand(wish, _next(numbers, wish), None) for wish in problem.wishes]
+    demands += [_demand(wish, _next(numbers, wish), kinds) for wish in problem.wishes]
     cheapest = min((PRICES.get(offer.kind, 1) for offer in problem.devices), default=1)
     return Problem(
         devices=tuple(_device(offer, cheapest) for offer in problem.devices),
@@ -255,7 +256,8 @@ def _device(offer: DeviceOffer, cheapest: int = 1) -> Device:
     )
 
 
-def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
+def _demand(wish: ReplicaWish, number: int, kinds: frozenset[str]) -> Demand:
+    """`kinds` of devices that there are."""
     priority, rules = PRIORITIES[wish.priority], wish.rules
     return Demand(
         model=wish.model,
@@ -272,18 +274,21 @@ def _demand(wish: ReplicaWish, number: int, current: Place | None) -> Demand:
         tensor_parallel_size=wish.tensor_parallel,
         span=rules.span,
         kv_group=wish.kv_group or None,
-        current=current,
         warm_on=wish.prefer,
         failed_on=wish.failed_on,
         sla_weight=sla_weight(priority, rules.tags),
         load_percent=wish.load_percent,
-        risk_permille=_risks(wish),
+        risk_permille=_risks(wish, kinds),
     )
 
 
-def _risks(wish: ReplicaWish) -> dict[str, int]:
-    """By kind of device: how likely the SLA is missed there, from what was measured."""
-    risks = dict.fromkeys(sorted(wish.missed_on), MISSED_PERMILLE)
+def _risks(wish: ReplicaWish, kinds: frozenset[str]) -> dict[str, int]:
+    """By kind of device: how likely the SLA is missed there, from what was measured.
+
+    Where it is missed on every kind there is, no place is better for that: a cost that is the same everywhere would
+    only make all gains look small beside it.
+    """
+    risks = {} if kinds <= set(wish.missed_on) else dict.fromkeys(sorted(wish.missed_on), MISSED_PERMILLE)
     if wish.backend in HEAVY_BACKENDS and "cpu" not in risks and "cpu" not in wish.met_on:
         risks["cpu"] = UNTRIED_PERMILLE
     return risks

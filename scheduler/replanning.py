@@ -177,13 +177,15 @@ def _start_move(step: Step, plan: PlanUnderWay, move: PlannedMove) -> str:
     source = _at(model, move, move.source)
     if source is None or source.state != "ready":
         return f"{move.model} does not serve at {shown(move.source)} any more."
-    if any(replica.leaving for replica in model.replicas):
+    if any(replica.leaving and replica.leaving_for != plan.decision for replica in model.replicas):
         return f"another replica of {move.model} is moving."
     offers = {(offer.worker, offer.device): offer for offer in device_offers(state)}
     found = [offers[device] for device in devices_of(move.target) if device in offers]
     if len(found) < len(move.target) - 1:
         return f"{shown(move.target)} is not offered."
-    hosts = [replica.worker for replica in model.present() if replica is not source]
+    # Others of this plan still serve where they leave; the waves see to it that no target is there.
+    same = [replica for replica in model.replicas if replica.generation == move.generation and replica is not source]
+    hosts = [replica.worker for replica in same]
     why = refusal(wish_of(model), hosts, found)
     if why:
         return why

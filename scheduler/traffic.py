@@ -216,7 +216,7 @@ def _relief_words(report: ReplicaReport, moved: int, share: int) -> str:
 
 
 def _balanced(known: dict[str, ReplicaTraffic], since_ms: int) -> tuple[dict[str, ReplicaTraffic], str]:
-    """A part of the way to the shares that responses and room ask for; the hot get nothing back yet."""
+    """A part of the way to the shares that responses and room ask for; the hot get nothing back yet, unless all are."""
     even = SHARES / len(known)
     targets = dict(zip(known, _targets(list(known.values())), strict=True))
     gaps = {name: targets[name] - known[name].share for name in known}
@@ -224,10 +224,11 @@ def _balanced(known: dict[str, ReplicaTraffic], since_ms: int) -> tuple[dict[str
         return known, ""
     least = least_share(len(known))
     wanted = {name: known[name].share + _part(since_ms, SHARE_MS) * gaps[name] for name in known}
-    held = {name: max(min(int(wanted[name]), known[name].share), least) for name in known if known[name].hot}
+    hot = [name for name in known if known[name].hot]
+    # Where all are hot none has room, and the longest queue would be the last to end; it gives way to the others.
+    hot = hot if len(hot) < len(known) else []
+    held = {name: max(min(int(wanted[name]), known[name].share), least) for name in hot}
     cool = [name for name in known if name not in held]
-    if not cool:
-        return known, ""
     rest = _with_floor([wanted[name] for name in cool], least, SHARES - sum(held.values()))
     shares = held | dict(zip(cool, rest, strict=True))
     changed = {name: structs.replace(known[name], share=shares[name]) for name in known}

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, place
 from sie_stream.control import Device, UncordonWorker, WorkerExited, WorkerJoined
 from sie_stream.loads import DeviceLoad, ModelLoad, WorkerLoad
 from sie_stream.settings import Settings
@@ -119,6 +120,37 @@ def test_it_starts_on_the_cheap_device_and_moves_when_that_misses_the_sla() -> N
     cluster.wait(200_000, BOTH)
     assert on(cluster, "w1") == 1, "no way back as long as nothing has shown that the cheap one would do"
     assert kinds(cluster.commands).count("plan_started") == 1
+
+
+def test_two_replicas_of_one_model_move_together() -> None:
+    cluster = Cluster(Settings(rebalance_policy="always"))
+    cluster.lead()
+    for worker in ("w0", "w1"):
+        cluster.append(joined(worker, "a", memory_mb=4_000))
+    for name, memory_mb in (("light", 100), ("heavy", 1_500)):
+        cluster.apply(spec_json(name, memory_mb=memory_mb, replicas={"min": 2, "max": 2}))
+        cluster.make_ready(name)
+    for worker in ("w2", "w3"):
+        cluster.append(joined(worker, "a", memory_mb=4_000))
+    alive = tuple((f"w{number}", "a") for number in range(4))
+    cluster.wait(12_000, alive)
+    assert len(decisions(cluster.commands, "replica_moving")) == 2
+    for _ in range(3):
+        settle(cluster, ("light", "heavy"))
+    cluster.wait(2_000, alive)
+    assert "plan_given_up" not in kinds(cluster.commands)
+    assert "plan_ended" in kinds(cluster.commands)
+    assert sorted(replica.worker for replica in cluster.model("light").present()) == ["w2", "w3"]
+    assert set(cluster.owners("light").values()) == {"w2", "w3"}
+
+
+def test_an_sla_that_is_missed_on_every_kind_there_is_makes_no_place_dearer() -> None:
+    wish = ReplicaWish("churn", 1, 1, "sklearn", MIB, missed_on=("cpu",))
+    cheap = DeviceOffer("w0", "a", "cpu0", "cpu", 10 * MIB, 0, ("sklearn",))
+    dear = DeviceOffer("w1", "a", "cuda:0", "cuda", 10 * MIB, 0, ("sklearn",))
+    alone, both = (place(PlacementProblem(offers, (wish,))) for offers in ((cheap,), (cheap, dear)))
+    assert "sla_risk" not in alone.solver.terms
+    assert both.chosen[0].worker == "w1", "where there is another kind, it counts"
 
 
 def test_a_heavy_backend_does_not_start_on_a_cpu() -> None:

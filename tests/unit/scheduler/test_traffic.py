@@ -68,6 +68,14 @@ def test_no_more_is_moved_than_the_others_have_room_for() -> None:
     assert decision.shares == {"a": 5000 - 312, "b": 5000 + 312}, "5,000 are 80 %, so 85 % are 5,312"
 
 
+def test_while_all_are_hot_the_longest_queue_gives_way_to_the_others() -> None:
+    state = rounds(3, report("a"), report("b"), report("c"))
+    crowd = [report("a", 50, 2_600, 100), report("b", 50, 300, 100), report("c", 50, 300, 100)]
+    after = shares(rounds(40, *crowd, state=state))
+    assert after["a"] < shares(state)["a"] // 2
+    assert sum(after.values()) == SHARES
+
+
 def test_nobody_gives_while_all_are_hot() -> None:
     state = rounds(3, report("a", utilisation=95), report("b", utilisation=95))
     hot = rounds(5, report("a", 50, 80, 95), report("b", 50, 80, 95), state=state)
