@@ -150,7 +150,8 @@ def _failed_move(step: Step, plan: PlanUnderWay) -> str:
     for move in plan.moves:
         if move.wave != plan.wave:
             continue
-        if _at(step.state.models[move.model], move, move.target) is None:
+        model = step.state.models[move.model]
+        if _at(model, move, move.target) is None and not _is_moot(model, move):
             return f"the replica of {move.model} at {shown(move.target)} is gone."
     return ""
 
@@ -159,7 +160,15 @@ def _is_under_way(step: Step, plan: PlanUnderWay, move: PlannedMove) -> bool:
     model = step.state.models[move.model]
     target = _at(model, move, move.target)
     leaving = any(replica.leaving_for == plan.decision for replica in model.replicas)
-    return leaving or target is None or target.state != "ready"
+    return leaving or (not _is_moot(model, move) if target is None else target.state != "ready")
+
+
+def _is_moot(model: ModelState, move: PlannedMove) -> bool:
+    """It has all that it wants without the replica that was to move: it shrank meanwhile. The others move all the same.
+
+    After a failure the replica at the source stays.
+    """
+    return len(model.present()) >= model.replicas_wanted and _at(model, move, move.source) is None
 
 
 def _at(model: ModelState, move: PlannedMove, place: Seat) -> ReplicaState | None:
@@ -175,6 +184,8 @@ def _start_move(step: Step, plan: PlanUnderWay, move: PlannedMove) -> str:
     state = step.state
     model = state.models[move.model]
     source = _at(model, move, move.source)
+    if source is None and _is_moot(model, move):
+        return ""
     if source is None or source.state != "ready":
         return f"{move.model} does not serve at {shown(move.source)} any more."
     if any(replica.leaving and replica.leaving_for != plan.decision for replica in model.replicas):

@@ -248,6 +248,8 @@ def _tidy_parts(search: Search, moves_max: int) -> None:
     """A large fleet is never placed anew for a few moves: its emptiest devices are, with some that have room."""
     everything = tuple(range(len(search.base)))
     for window in windows(search.folded, lambda: search.seats, everything, PARTS):
+        if _moved(search.base, search.seats) >= moves_max:  # a program would only find what takes too many
+            return
         seats, cost = search.seats, search.cost
         search.improve(window, search.limits.window_work)
         if _moved(search.base, search.seats) > moves_max:

@@ -144,6 +144,29 @@ def test_two_replicas_of_one_model_move_together() -> None:
     assert set(cluster.owners("light").values()) == {"w2", "w3"}
 
 
+def test_a_model_that_shrinks_while_it_moves_does_not_end_the_plan_of_the_others() -> None:
+    cluster = Cluster(Settings(rebalance_policy="always"))
+    cluster.lead()
+    for worker in ("w0", "w1"):
+        cluster.append(joined(worker, "a", memory_mb=4_000))
+    for name, memory_mb in (("light", 100), ("other", 100), ("heavy", 1_500)):
+        cluster.apply(spec_json(name, memory_mb=memory_mb, replicas={"min": 2, "max": 2}))
+        cluster.make_ready(name)
+    for worker in ("w2", "w3"):
+        cluster.append(joined(worker, "a", memory_mb=4_000))
+    alive = tuple((f"w{number}", "a") for number in range(4))
+    cluster.wait(12_000, alive)
+    moving = {decision.subject for decision in decisions(cluster.commands, "replica_moving")}
+    assert moving >= {"light"}, "or this test shows nothing"
+    cluster.model("light").replicas_wanted = 1  # as the elastic law says it
+    for _ in range(3):
+        settle(cluster, ("light", "other", "heavy"))
+    cluster.wait(2_000, alive)
+    assert "plan_given_up" not in kinds(cluster.commands)
+    assert "plan_ended" in kinds(cluster.commands)
+    assert len(cluster.model("light").replicas) == 1
+
+
 def test_an_sla_that_is_missed_on_every_kind_there_is_makes_no_place_dearer() -> None:
     wish = ReplicaWish("churn", 1, 1, "sklearn", MIB, missed_on=("cpu",))
     cheap = DeviceOffer("w0", "a", "cpu0", "cpu", 10 * MIB, 0, ("sklearn",))
