@@ -14,8 +14,9 @@ RISE_MS, FALL_MS = 10_000, 60_000
 STEP = 5
 """Percent that shares are rounded up to, so that noise makes no difference."""
 MOST = 100
-ASSUMED = {"sglang": 35, "vllm": 35}
-"""Percent of a device by backend, as long as a model had nothing to do: two language models share one, not more."""
+LEAST = {"sglang": 35, "vllm": 35}
+"""Percent of a device by backend, however little a model has to do: two language models share one, not more. An engine
+that decodes takes its turn whenever it has any request, so a neighbour gets no more than every second turn."""
 
 
 class Busy(Struct, frozen=True):
@@ -45,7 +46,8 @@ def noticed(busy: Busy, window_ms: int, arrivals: int, completions: int, busy_ms
 
 def load_percent(busy: Busy, declared_us: int, backend: str, replicas: int) -> int:
     """Share of its device's time that each of `replicas` needs."""
+    least = LEAST.get(backend, 0)
     if not busy.known:
-        return ASSUMED.get(backend, 0)
+        return least
     whole = busy.per_s * (declared_us or busy.request_us) / (10_000 * max(1, replicas))
-    return min(MOST, -int(-whole // STEP) * STEP)
+    return min(MOST, max(least, -int(-whole // STEP) * STEP))

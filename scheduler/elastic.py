@@ -13,7 +13,7 @@ from scheduler.autoscale import ScalePolicy, decide, first_state
 from scheduler.busy import noticed
 from scheduler.demand import Load
 from scheduler.direction import direct_traffic
-from scheduler.rebalance import want_rebalance
+from scheduler.rebalance import want_rebalance, want_rebalance_soon
 from scheduler.relief import give_way, lacks_guarantee
 from scheduler.sleep import sleeps, want_replicas
 from scheduler.state import NEVER_MS, ClusterState, LoadTally, ModelState
@@ -26,6 +26,8 @@ COLD_START_MS = 5_000
 """Assumed until a replica of the model was loaded."""
 DEMAND_MS = 1
 """Assumed until requests were completed."""
+CRAMPED_MS = 600_000
+"""A model that needed more than it may have is taken to need it again for so long: a burst has more than one peak."""
 FULL_BP = 10_000
 INGRESS = "ingress"
 """In place of a worker's name, for what nobody has taken up yet."""
@@ -97,6 +99,7 @@ def scale(step: Step, model: ModelState, tally: LoadTally) -> None:
     load = _load(step.now_ms, model, tally)
     model.scale_state, decision = decide(_policy(step.state, model, load), before, load)
     model.needed = decision.need
+    _note_cramped(step, model, load)
     if not decision.changed:
         return
     want_replicas(step, model, decision.wanted)
@@ -118,6 +121,20 @@ def scale(step: Step, model: ModelState, tally: LoadTally) -> None:
         },
         do_nothing=f"It would stay at {decision.before} replicas.",
     )
+
+
+def _note_cramped(step: Step, model: ModelState, load: Load) -> None:
+    """A model that may not grow any further gets all that its replicas can do: neighbours move, or it does.
+
+    Only when more requests wait than are worked on: what the law would like to have in addition is no reason to move.
+    """
+    assert model.scaling is not None
+    if model.needed > model.scaling.replicas_max and load.waiting > load.running:
+        if not model.cramped_until_ms:
+            want_rebalance_soon(step)
+        model.cramped_until_ms = step.now_ms + CRAMPED_MS
+    elif step.now_ms >= model.cramped_until_ms:
+        model.cramped_until_ms = 0
 
 
 def work_waiting(step: Step, record: WorkWaiting) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from scheduler.busy import load_percent
+from scheduler.busy import MOST, load_percent
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
 from scheduler.places import NOWHERE
 from scheduler.rules import BASE_PREFIX
@@ -114,8 +114,15 @@ def wish_of(model: ModelState, memory_bytes: int | None = None) -> ReplicaWish:
         met_on=tuple(kind for kind, streak in sorted(model.sla_streak.items()) if streak < 0),
         rules=model.rules,
         tensor_parallel=model.launch.tensor_parallel,
-        load_percent=load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted),
+        load_percent=_load_percent(model),
     )
+
+
+def _load_percent(model: ModelState) -> int:
+    """Of each replica. Those of a model that needs more than it may have should have devices to themselves."""
+    if model.cramped_until_ms:
+        return MOST
+    return load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted)
 
 
 def _is_there(state: ClusterState, name: str) -> bool:

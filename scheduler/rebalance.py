@@ -20,6 +20,8 @@ CALM_MS = 10_000
 """From what happened to the look: a returning fleet returns worker by worker."""
 AGAIN_MS = 5_000
 """Until the next look, when the pool is busy or something is under way."""
+SOON_MS = 2_000
+"""When a model lacks what it may not grow to: its queue grows meanwhile."""
 EVERY_MS = 60_000
 """Least time between two plans."""
 IDLE_PERCENT = 20
@@ -42,6 +44,13 @@ def want_rebalance(step: Step) -> None:
     state = step.state
     if step.settings.rebalance_policy != "never":
         state.rebalance_due_ms = max(step.now_ms + CALM_MS, state.rebalanced_ms + EVERY_MS)
+
+
+def want_rebalance_soon(step: Step) -> None:
+    """Something happened that does not get better by waiting."""
+    state = step.state
+    if step.settings.rebalance_policy != "never":
+        state.rebalance_due_ms = min(state.rebalance_due_ms, step.now_ms + SOON_MS)
 
 
 def rebalance(step: Step) -> None:
@@ -122,5 +131,6 @@ def _note_latency(state: ClusterState, model: ModelState, worker: str, load: Mod
 
 def _kind_of(state: ClusterState, model: ModelState, worker: str) -> str:
     """Of the device of the model's replica there; empty: none, or of an older version."""
-    device = next((r.device for r in model.present() if r.worker == worker and r.state == "ready"), "")
+    ready = (r.device for r in model.replicas if r.worker == worker and r.state == "ready" and model.stays(r))
+    device = next(ready, "")
     return next((found.kind for found in state.workers[worker].devices if found.device == device), "")

@@ -27,7 +27,8 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
         return
     replica.state = "ready"
     took_ms = step.now_ms - replica.placed_ms
-    model.cold_start_ms = took_ms
+    # Behind other loads it waited only because many came at once, as when a fleet is set up.
+    model.cold_start_ms = max(1, took_ms - max(0, record.waited_ms))
     if replica.generation == model.generation:
         model.message = ""
         _note_times(step, model, record)

@@ -196,6 +196,8 @@ class ModelState(Struct):
     """When the shares of its route last changed."""
     needed: int = 0
     """Replicas that its load needs, whatever is allowed; 0: not known yet."""
+    cramped_until_ms: int = 0
+    """It needs more replicas than it may have, or did a while ago; 0: it does not."""
     cold_start_ms: int = 0
     """From placed to ready, of the replica that became ready last."""
     rollouts: dict[str, RolloutState] = field(default_factory=dict)

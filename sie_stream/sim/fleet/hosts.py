@@ -163,10 +163,12 @@ class Hosts:
         held = Held(self._board.add(number, device))
         self._held[model][holding] = held
         load_ms = float(self._population.load_ms[number])
-        worker.loads_until_ms = max(worker.loads_until_ms, self._events.now_ms) + load_ms
+        begins_ms = max(worker.loads_until_ms, self._events.now_ms)
+        worker.loads_until_ms = begins_ms + load_ms
         memory = int(self._population.used_mb[number]) * MIB
         ready = ReplicaReady(
-            worker.name, worker.incarnation, model, "1.0.0", epoch, memory, round(load_ms - WARM_MS), WARM_MS
+            *(worker.name, worker.incarnation, model, "1.0.0", epoch, memory, round(load_ms - WARM_MS), WARM_MS),
+            waited_ms=round(begins_ms - self._events.now_ms),
         )
 
         def done() -> None:

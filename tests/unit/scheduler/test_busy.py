@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.busy import ASSUMED, MOST, Busy, load_percent, noticed
+from scheduler.busy import LEAST, MOST, Busy, load_percent, noticed
 from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, Resident, place
 
 GIB = 1 << 30
@@ -30,8 +30,24 @@ def test_without_a_declaration_what_was_observed_counts() -> None:
 
 def test_what_had_nothing_to_do_yet_is_assumed_by_its_backend() -> None:
     assert noticed(Busy(), 5_000, 0, 0, 0) == Busy()
-    assert load_percent(Busy(), 5_000, "sglang", 3) == ASSUMED["sglang"]
+    assert load_percent(Busy(), 5_000, "sglang", 3) == LEAST["sglang"]
     assert load_percent(Busy(), 5_000, "sklearn", 3) == 0
+
+
+def test_an_engine_that_decodes_takes_its_turns_however_little_it_has_to_do() -> None:
+    assert load_percent(seen(1, busy_ms=10), 5_000, "sglang", 3) == LEAST["sglang"]
+    assert load_percent(seen(1, busy_ms=10), 5_000, "sklearn", 3) == 5
+    assert load_percent(seen(100, busy_ms=4_000), 5_000, "sglang", 1) == 50
+
+
+def test_a_busy_language_model_is_not_put_beside_another_that_has_little_to_do() -> None:
+    devices = tuple(
+        DeviceOffer(f"w{n}", "a", "cuda:0", "cuda", 80 * GIB, 0, ("sglang",), host=f"h{n}") for n in range(2)
+    )
+    quiet = ReplicaWish("quiet", 1, 1, "sglang", 30 * GIB, load_percent=load_percent(seen(1, 10), 5_000, "sglang", 1))
+    busy = structs.replace(quiet, model="busy", load_percent=load_percent(seen(100, 4_000), 5_000, "sglang", 1))
+    (apart,) = place(PlacementProblem(devices, (busy,), (Resident(quiet, "w0", ("cuda:0",)),), "binpack")).chosen
+    assert apart.worker == "w1"
 
 
 def test_a_load_is_believed_sooner_when_it_comes_than_when_it_goes() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from scheduler.elastic import EVERY_MS
-from sie_stream.control import WorkerLoad
+from scheduler.busy import MOST
+from scheduler.elastic import CRAMPED_MS, EVERY_MS
+from scheduler.offers import wish_of
+from sie_stream.control import ReplicaReady, SchedulerElected, WorkerLoad
 from sie_stream.loads import ModelLoad
+from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))
@@ -33,6 +36,35 @@ def test_an_overloaded_model_grows_to_what_is_declared_and_not_beyond() -> None:
     assert scaled[0].chosen["rule"] == "grow"
     assert sorted(replica.worker for replica in cluster.model().replicas) == ["w0", "w1"]
     assert set(cluster.owners().values()) == {"w0", "w1"}
+
+
+def test_a_model_that_needs_more_than_it_may_have_asks_for_devices_of_its_own_for_a_while() -> None:
+    cluster = Cluster(Settings(rebalance_policy="always"))
+    for record in (SchedulerElected("s0"), joined("w0", "a"), joined("w1", "b")):
+        cluster.append(record)
+    cluster.apply(spec_json(replicas={"min": 1, "max": 2}))
+    cluster.make_ready()
+    assert wish_of(cluster.model()).load_percent < MOST
+    overload(cluster)
+    assert cluster.model().needed > 2
+    assert wish_of(cluster.model()).load_percent == MOST
+    cluster.wait(CRAMPED_MS // 2, ALIVE)
+    assert wish_of(cluster.model()).load_percent == MOST, "a burst has more than one peak"
+    cluster.wait(CRAMPED_MS, ALIVE)
+    assert wish_of(cluster.model()).load_percent < MOST
+
+
+def test_waiting_behind_other_loads_is_no_part_of_a_cold_start() -> None:
+    cluster = Cluster()
+    for record in (SchedulerElected("s0"), joined("w0", "a")):
+        cluster.append(record)
+    cluster.apply(spec_json(replicas={"min": 1, "max": 2}))
+    (replica,) = cluster.model().replicas
+    cluster.wait(60_000, (("w0", "a"),))
+    took_ms = cluster.now_ms - replica.placed_ms
+    ready = ReplicaReady("w0", "a", "churn", "1.0.0", replica.placement_epoch, 1, 8_000, 1_000, waited_ms=50_000)
+    cluster.append(ready)
+    assert cluster.model().cold_start_ms == took_ms - 50_000
 
 
 def test_a_model_that_grew_shrinks_when_nothing_comes_any_more() -> None:
