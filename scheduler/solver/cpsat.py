@@ -13,7 +13,7 @@ from ortools.sat.python import cp_model_helper as cp_sat
 
 from scheduler.solver.program import Answer, Program
 
-MODEL_VERSION = 3
+MODEL_VERSION = 4
 """Raised when the programs that are built change, since then the same log may give other decisions."""
 SOLVER = f"cp-sat {ortools.__version__}, model {MODEL_VERSION}"
 SEED = 20_240_607
