@@ -14,16 +14,20 @@ and for text_generation what decoder/loading.py lists.
 from __future__ import annotations
 
 import platform
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
-import transformers
-from transformers import AutoModel, PreTrainedModel
 
 from gpu_worker.backends.base import LoadedModel, ModelRefused
+from gpu_worker.backends.bert import bert_shape, read_bert
 from gpu_worker.backends.decoder.loading import DecoderLoader
-from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
+from gpu_worker.backends.embedding import EmbeddingModel
 from gpu_worker.backends.weights import verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
@@ -34,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchBackend:
-    """Serves decoders by our own engine (decoder/) and encoders by transformers.
+    """Serves decoders by our own engine (decoder/), BERT by our own forward pass, and other encoders by transformers.
 
     Threads are a setting of the process, so the last model loaded decides.
     """
@@ -45,18 +49,21 @@ class TorchBackend:
         self._decoders = DecoderLoader(clock)
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
+        """The digest is taken beside the loading, which reads the same files. Raises ModelRefused."""
         source = Path(launch.source)
         kind = _choice(launch, "kind", KINDS, "")
         dtype = DTYPES[_choice(launch, "dtype", tuple(DTYPES), "float32")]
         device = str(launch.config.get("device") or "cpu")
         torch.set_num_threads(max(1, whole_number(launch.config, "threads", 1)))
-        digest = verified_digest(source, launch.weights_digest)
-        if kind == "text_generation":
-            return self._decoders.load(launch, dtype, device, digest)
-        model = read_encoder(source, dtype, device)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-        tokens_max = whole_number(launch.config, "max_tokens", 256)
-        return EmbeddingModel(hidden_states(model), tokens_max, model.config.pad_token_id or 0, size, digest)
+        with ThreadPoolExecutor(1) as beside:
+            digest = beside.submit(verified_digest, source, launch.weights_digest)
+            try:
+                if kind == "text_generation":
+                    return self._decoders.load(launch, dtype, device, digest)
+                return _encoder(launch, dtype, device, digest)
+            except ModelRefused:
+                digest.result()  # that the files are the wrong ones says more than what is wrong in them
+                raise
 
     def unload(self, model: LoadedModel) -> None:
         """Host memory goes with the last reference; a CUDA device keeps cached blocks until they are dropped."""
@@ -68,7 +75,7 @@ class TorchBackend:
             "python": platform.python_version(),
             "numpy": np.__version__,
             "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
+            "transformers": version("transformers"),
         }
 
 
@@ -82,35 +89,18 @@ def _choice(launch: ModelLaunch, key: str, allowed: tuple[str, ...], default: st
     return str(value)
 
 
-def read_encoder(source: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """The network in evaluation mode. Runs no code from the folder and asks no hub. Raises ModelRefused."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> EmbeddingModel:
+    source = Path(launch.source)
+    file = source / "config.json"
     try:
-        model, report = AutoModel.from_pretrained(
-            source,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-            add_pooling_layer=False,
-        )
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelRefused("weights_unreadable", f"transformers cannot read {source}: {error}") from error
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise ModelRefused("weights_unreadable", f"{source} lacks tensors that its config.json promises: {missing}.")
-    return model.to(device).eval()
-
-
-def hidden_states(model: PreTrainedModel) -> Forward:
-    """The encoder as a function on arrays."""
-
-    @torch.inference_mode()
-    def forward(ids: Tokens, mask: Tokens) -> Hidden:
-        device = model.device
-        out = model(input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device))
-        return out.last_hidden_state.float().cpu().numpy()
-
-    return forward
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelRefused("weights_unreadable", f"cannot read {file}: {error}") from error
+    shape = bert_shape(config)
+    if shape is not None:
+        encoder = read_bert(shape, source, dtype, device)
+    else:
+        # Imported only now: transformers takes seconds.
+        encoder = import_module("gpu_worker.backends.transformers_encoder").TransformersEncoder(source, dtype, device)
+    tokens_max = whole_number(launch.config, "max_tokens", 256)
+    return EmbeddingModel(encoder, tokens_max, encoder.pad_id, encoder.memory_bytes, digest.result())

@@ -51,7 +51,7 @@ from gpu_worker.engine_messages import (
 from gpu_worker.isolation import EngineLimits
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
-from sie_stream.edge.tokenizer import TokenizerStore
+from sie_stream.edge.tokenizer import shared_tokenizers
 from sie_stream.errors import SieError
 from sie_stream.golden import golden_differences
 from sie_stream.postprocess import GeneratedText
@@ -63,6 +63,8 @@ OVER_LIMIT = (
 )
 SWITCH_INTERVAL_S = 0.001
 """A load must not hold a batch up for the default 5 ms at every step."""
+WARM_UP_TOKENS = 4
+"""A prompt and a few tokens touch all that the longest answer does."""
 
 
 class _TextInputs(msgspec.Struct):
@@ -86,7 +88,7 @@ class EngineProcess:
         self._loads: SimpleQueue[Load] = SimpleQueue()
         self._loading: dict[int, None] = {}
         self._unwanted: dict[int, None] = {}
-        self._tokenizers = TokenizerStore()
+        self._tokenizers = shared_tokenizers()
         self._continuous = ContinuousRuns(backend, lambda message: self._send(encode_message(message)), clock)
 
     def serve(self) -> None:
@@ -198,9 +200,10 @@ class EngineProcess:
         )
 
     def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:
-        """Run the declared inputs once. Raises ModelRefused when one of them fails."""
+        """Run the declared inputs once, for short answers. Raises ModelRefused when one of them fails."""
+        parameters = b'{"max_tokens":%d}' % WARM_UP_TOKENS if isinstance(model, ContinuousModel) else None
         for number, inputs in enumerate(launch.pre_warmup):
-            item = EngineInput(f"warmup-{number}", inputs.encode(), self._tokens(launch, inputs))
+            item = EngineInput(f"warmup-{number}", inputs.encode(), self._tokens(launch, inputs), parameters)
             for answer in model.run([item]):
                 if answer.error_code is not None:
                     text = f"pre_warmup[{number}] of {launch.model}: {answer.error_code}: {answer.error_message}"

@@ -5,6 +5,7 @@ A tokenizer is loaded once per digest, whoever asks: models of one family share 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,12 @@ class TokenizerStore:
         return self._loaded[found]
 
 
+@functools.cache
+def shared_tokenizers() -> TokenizerStore:
+    """One store for all of a process that need the same tokenizers."""
+    return TokenizerStore()
+
+
 def load_tokenizer(file: Path, content: bytes, digest: str) -> LoadedTokenizer:
     """A tokenizer from the bytes of its tokenizer.json; the chat template is looked for beside it."""
     try:
@@ -122,8 +129,10 @@ def safe_separators(tokenizer: Tokenizer) -> dict[str, int]:
     pre-tokenizer that treats the start of the whole text differently (Metaspace with prepend_scheme `first`), and
     nothing is where long texts are cut.
     """
-    spec = json.loads(tokenizer.to_str())
-    if spec.get("truncation") or "first" in _values_of(spec.get("pre_tokenizer"), "prepend_scheme"):
+    before = tokenizer.pre_tokenizer
+    # Its state alone is JSON; that of the whole tokenizer would take as long to write and read as loading it.
+    rules = None if before is None else json.loads(before.__getstate__())
+    if tokenizer.truncation or "first" in _values_of(rules, "prepend_scheme"):
         return {}
     added = tokenizer.get_added_tokens_decoder()
     if any(token.lstrip or token.rstrip or token.single_word for token in added.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,6 +23,7 @@ from gpu_worker.engine_messages import (
     FromEngine,
     Load,
     Loaded,
+    NotLoaded,
     Raised,
     Run,
     Started,
@@ -34,7 +35,8 @@ from gpu_worker.engine_messages import (
 )
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
-from tests.decoders.families import ask, save
+from sie_stream.rollout_records import GoldenRequest
+from tests.decoders.families import ask, save, with_tokenizer
 from tests.libraries.backends.launching import launch
 
 SLOT = 3
@@ -189,6 +191,46 @@ class Fragile:
 class FragileBackend(TorchBackend):
     def load(self, launch: ModelLaunch) -> LoadedModel:
         return Fragile(super().load(launch))
+
+
+class Recording(Fragile):
+    """Remembers what it was asked by itself, and what it answered."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__(model)
+        self.heard: list[EngineOutput] = []
+        self.run = self._run
+
+    def _run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
+        answers = self._model.run(batch)
+        self.heard += answers
+        return answers
+
+
+class RecordingBackend(TorchBackend):
+    def load(self, launch: ModelLaunch) -> LoadedModel:
+        self.made = Recording(super().load(launch))
+        return self.made
+
+
+def test_a_warm_up_answers_a_few_tokens_and_a_golden_request_all(talkative: Path, tmp_path: Path) -> None:
+    tokenizer = with_tokenizer(tmp_path) / "tokenizer.json"
+    outputs = '{"finish_reason": "length", "text": "?"}'
+    asked = msgspec.structs.replace(
+        launch(talkative, "torch", {"kind": "text_generation", "kv_mb": 4, "max_tokens": 30}),
+        tokenizer=str(tokenizer),
+        pre_warmup=('{"prompt": "hello"}',),
+        golden=(GoldenRequest('{"prompt": "hello"}', outputs),),
+    )
+    backend = RecordingBackend(SystemClock())
+    engine = Engine(backend)
+    assert isinstance(engine.hear(), Started)
+    engine.tell(Load(SLOT, msgspec.json.encode(asked)))
+    refused = engine.hear()
+    assert isinstance(refused, NotLoaded)
+    assert refused.code == "golden_mismatch"
+    assert [answer.completion_tokens for answer in backend.made.heard] == [4, 30]
+    engine.close()
 
 
 def test_an_exception_in_a_step_is_told_for_all_that_shared_it_and_the_model_serves_on(talkative: Path) -> None:

@@ -1,15 +1,12 @@
-"""paged_attention.c, compiled when a decoder is loaded, where a C compiler is installed; else torch does without it.
+"""paged_attention.c on tensors, where a C compiler is installed; else torch does without it.
 
-Compiling takes about a second, once per engine process. torch.compile would need the same compiler, and much longer.
+torch.compile would need the same compiler, and much longer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import shutil
-import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_worker.backends.decoder.native import library_of
+
 SOURCE = Path(__file__).with_name("paged_attention.c")
-COMPILERS = ("gcc", "cc", "clang")
-FLAGS = (
-    *("-O3", "-march=native", "-shared", "-fPIC", "-std=c11"),
-    # What of -ffast-math lets sums be vectorised. The flag itself would change how the whole process rounds.
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only"),
-)
-COMPILE_S_MAX = 60
 PARALLEL_FROM = 4
 """With fewer sequences a second thread costs more than it saves."""
 
@@ -32,17 +24,10 @@ PARALLEL_FROM = 4
 @functools.cache
 def compiled() -> Any | None:
     """The function, or None without a compiler or when it fails."""
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
+    library = library_of(SOURCE)
+    if library is None:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "paged_attention.so"
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(library), "-lm"]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)
-        except (subprocess.SubprocessError, OSError):
-            return None
-        function = ctypes.CDLL(str(library)).paged_attention
+    function = library.paged_attention
     function.restype = None
     function.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 10, ctypes.c_float, ctypes.c_void_p]
     return function

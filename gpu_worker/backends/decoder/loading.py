@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from threading import RLock
 
@@ -18,18 +19,19 @@ import torch
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.arena import Arenas, ModelPages
+from gpu_worker.backends.decoder.config import read_config
 from gpu_worker.backends.decoder.flight import DecoderLimits
 from gpu_worker.backends.decoder.grammar import Grammars
 from gpu_worker.backends.decoder.linear import PRECISIONS
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.decoder.network import DecoderNetwork, read_network
 from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner, Runner
-from gpu_worker.backends.decoder.shape import DecoderShape, read_shape
+from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
 from gpu_worker.backends.weights import whole_number
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.control import ModelLaunch
-from sie_stream.edge.tokenizer import TokenizerStore
+from sie_stream.edge.tokenizer import shared_tokenizers
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ports import Clock
 
@@ -42,13 +44,13 @@ class DecoderLoader:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._arenas = Arenas()
-        self._tokenizers = TokenizerStore()
+        self._tokenizers = shared_tokenizers()
         self._lock = RLock()
 
-    def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: str) -> DecoderModel:
-        """Raises ModelRefused."""
+    def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
+        """Raises ModelRefused; also what `digest` raises."""
         source = Path(launch.source)
-        shape = read_shape(source)
+        shape = shape_of(read_config(source))
         limits = _limits(launch, source, shape)
         shape = msgspec.structs.replace(shape, positions=limits.context_tokens)
         steps = _steps(launch)
@@ -58,7 +60,7 @@ class DecoderLoader:
             arena = self._arenas.arena_for(shape, dtype, device, size)
         pages = ModelPages(arena, shape, dtype)
         runner = _runner(launch, network, pages)
-        salt = f"{digest} {dtype} {_precision(launch)} {type(runner).__name__}".encode()
+        salt = f"{digest.result()} {dtype} {_precision(launch)} {type(runner).__name__}".encode()
         return DecoderModel(
             runner=runner,
             scheduler=StepScheduler(arena.pool, pages.block_tokens, salt, steps),
@@ -69,7 +71,7 @@ class DecoderLoader:
             clock=self._clock,
             lock=self._lock,
             memory_bytes=network.memory_bytes,
-            weights_digest=digest,
+            weights_digest=digest.result(),
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:

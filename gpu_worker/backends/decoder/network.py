@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from msgspec import Struct
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.arena import ModelPages
 from gpu_worker.backends.decoder.attention import Attention, Layer
 from gpu_worker.backends.decoder.linear import PRECISIONS, DenseLinear, Linear
 from gpu_worker.backends.decoder.rope import rotate, rotation_tables
 from gpu_worker.backends.decoder.shape import DecoderShape
+from gpu_worker.backends.tensors import safetensors_of
 
 Read = Callable[[str], Tensor]
 
@@ -61,12 +59,16 @@ class DecoderNetwork:
         def get(name: str) -> Tensor:
             return read(name).to(dtype=dtype, device=device)
 
-        self._embedding = get("model.embed_tokens.weight")
-        self._norm = get("model.norm.weight")
+        def kept(name: str) -> Tensor:
+            """A copy: a tensor that lies in the mapped file would keep all of the file in memory."""
+            return read(name).to(dtype=dtype, device=device, copy=True)
+
+        self._embedding = kept("model.embed_tokens.weight")
+        self._norm = kept("model.norm.weight")
         head = self._embedding if shape.tied else get("lm_head.weight")
         self._head: Linear = made(head, None)
         self._head_shared = shape.tied and isinstance(self._head, DenseLinear)
-        self._blocks = [_block(shape, number, get, made) for number in range(shape.layers)]
+        self._blocks = [_block(shape, number, get, kept, made) for number in range(shape.layers)]
         cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
         self._cos = cos.to(dtype=dtype, device=device)[:, None]
         self._sin = sin.to(dtype=dtype, device=device)[:, None]
@@ -122,7 +124,7 @@ class DecoderNetwork:
         return weight * wide.to(states.dtype)
 
 
-def _block(shape: DecoderShape, number: int, get: Read, made: Callable[..., Linear]) -> Block:
+def _block(shape: DecoderShape, number: int, get: Read, kept: Read, made: Callable[..., Linear]) -> Block:
     at = f"model.layers.{number}"
 
     def joined(*names: str, biased: bool = False) -> Linear:
@@ -131,14 +133,14 @@ def _block(shape: DecoderShape, number: int, get: Read, made: Callable[..., Line
 
     normed = shape.family == "qwen3"
     return Block(
-        attention_norm=get(f"{at}.input_layernorm.weight"),
+        attention_norm=kept(f"{at}.input_layernorm.weight"),
         qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biased=shape.attention_bias),
         output=joined("self_attn.o_proj", biased=shape.output_bias),
-        mlp_norm=get(f"{at}.post_attention_layernorm.weight"),
+        mlp_norm=kept(f"{at}.post_attention_layernorm.weight"),
         gate_up=joined("mlp.gate_proj", "mlp.up_proj", biased=shape.mlp_bias),
         down=joined("mlp.down_proj", biased=shape.mlp_bias),
-        query_norm=get(f"{at}.self_attn.q_norm.weight") if normed else None,
-        key_norm=get(f"{at}.self_attn.k_norm.weight") if normed else None,
+        query_norm=kept(f"{at}.self_attn.q_norm.weight") if normed else None,
+        key_norm=kept(f"{at}.self_attn.k_norm.weight") if normed else None,
     )
 
 
@@ -146,26 +148,5 @@ def read_network(
     shape: DecoderShape, source: Path, dtype: torch.dtype, precision: str = "dense", device: str = "cpu"
 ) -> DecoderNetwork:
     """Weights from the *.safetensors of a folder. Raises ModelRefused for a missing or misshapen tensor."""
-    files = sorted(source.glob("*.safetensors"))
-    if not files:
-        raise ModelRefused("weights_unreadable", f"cannot read {source}: no *.safetensors in it.")
-    with ExitStack() as stack:
-        try:
-            opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        except (SafetensorError, OSError) as error:
-            raise ModelRefused("weights_unreadable", f"cannot read {source}: {error}") from error
-        homes = {name: handle for handle in opened for name in handle.keys()}  # noqa: SIM118  # no mapping
-
-        def read(name: str) -> Tensor:
-            if name not in homes:
-                raise ModelRefused(
-                    "weights_unreadable", f"{source} lacks tensors that its config.json promises: {name}."
-                )
-            return homes[name].get_tensor(name)
-
-        try:
-            return DecoderNetwork(shape, read, dtype, precision, device)
-        except RuntimeError as error:  # torch: tensors that do not fit together
-            raise ModelRefused(
-                "weights_unreadable", f"{source}: tensors do not fit its config.json: {error}"
-            ) from error
+    with safetensors_of(source) as tensors:
+        return DecoderNetwork(shape, tensors, dtype, precision, device)

@@ -8,16 +8,13 @@ qwen3    RMS norm over each head of q and k; else as qwen2, without the biases
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from transformers import AutoConfig
 
 from gpu_worker.backends.base import ModelRefused
-from sie_stream.errors import did_you_mean
+from gpu_worker.backends.decoder.config import NetworkConfig
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -46,60 +43,50 @@ class DecoderShape(Struct, frozen=True):
         return len(self.windows)
 
 
-def read_shape(source: Path) -> DecoderShape:
-    """Runs no code of the folder. Raises ModelRefused for another architecture or an option that is not followed."""
-    try:
-        config: Any = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelRefused("weights_unreadable", f"transformers cannot read {source}/config.json: {error}") from error
-    family = str(config.model_type)
-    if family not in FAMILIES:
-        raise ModelRefused(
-            "unsupported_architecture",
-            f"config.json: model_type {family!r} is not one of {', '.join(FAMILIES)}.{did_you_mean(family, FAMILIES)}",
-        )
-    rope = dict(config.rope_parameters)
-    _only(config, "hidden_act", ("silu",))
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        raise ModelRefused(
-            "unsupported_architecture",
-            f"config.json: rope_type {rope['rope_type']!r} is not one of {', '.join(ROPE_TYPES)}.",
-        )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelRefused("unsupported_architecture", "config.json: partial_rotary_factor must be 1.0.")
-    biased = family in ("llama", "qwen3") and bool(config.attention_bias)
+def shape_of(config: NetworkConfig) -> DecoderShape:
+    """Raises ModelRefused for an option that is not followed."""
+    family, rope = config.model_type, config.rope
+    _only("hidden_act", config.hidden_act, ("silu",))
+    _only("rope_type", rope["rope_type"], ROPE_TYPES)
+    _only("partial_rotary_factor", rope["partial_rotary_factor"], (1.0,))
+    biased = family in ("llama", "qwen3") and config.attention_bias
     return DecoderShape(
         family=family,
-        vocabulary=int(config.vocab_size),
-        width=int(config.hidden_size),
-        inner=int(config.intermediate_size),
-        heads=int(config.num_attention_heads),
-        kv_heads=int(config.num_key_value_heads),
-        head_width=int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads),
-        positions=int(config.max_position_embeddings),
-        norm_eps=float(config.rms_norm_eps),
-        tied=bool(config.tie_word_embeddings),
-        windows=_windows(config, family),
+        vocabulary=config.vocab_size,
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_width=config.head_dim or config.hidden_size // config.num_attention_heads,
+        positions=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        tied=config.tie_word_embeddings,
+        windows=_windows(config),
         rope=rope,
         attention_bias=family == "qwen2" or biased,
         output_bias=biased,
-        mlp_bias=family == "llama" and bool(config.mlp_bias),
+        mlp_bias=family == "llama" and config.mlp_bias,
     )
 
 
-def _windows(config: Any, family: str) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    layers = int(config.num_hidden_layers)
+def _windows(config: NetworkConfig) -> tuple[int | None, ...]:
+    family, layers, window = config.model_type, config.num_hidden_layers, config.sliding_window
+    if family in ("qwen2", "qwen3") and not config.use_sliding_window:
+        window = None
     if family == "llama" or window is None:
         return (None,) * layers
     if family == "mistral":
-        return (int(window),) * layers
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in config.layer_types)
+        return (window,) * layers
+    kinds = config.layer_types
+    if kinds is None:
+        full = min(config.max_window_layers, layers)
+        return (*[None] * full, *[window] * (layers - full))
+    if len(kinds) != layers:
+        raise ModelRefused("weights_unreadable", f"config.json: {len(kinds)} layer_types for {layers} layers.")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _only(config: Any, key: str, allowed: tuple[str, ...]) -> None:
-    value = getattr(config, key, allowed[0])
+def _only(key: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise ModelRefused(
-            "unsupported_architecture", f"config.json: {key} {value!r} is not one of {', '.join(allowed)}."
-        )
+        known = ", ".join(map(str, allowed))
+        raise ModelRefused("unsupported_architecture", f"config.json: {key} {value!r} is not one of {known}.")

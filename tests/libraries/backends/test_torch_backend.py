@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
 from gpu_worker.backends.decoder.choice import next_token
@@ -188,22 +200,34 @@ def test_a_config_that_cannot_be_followed_is_refused(key: str, value: str, langu
         load(language_model, None, **{key: value})
 
 
-def test_an_embedding_is_the_normalised_mean_whatever_its_neighbours(tmp_path: Path) -> None:
+BERT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": CONTEXT,
+}
+TEXTS = [[5, 6], [7] * 12, [9, 10, 11], [4] * 17, *([[place, 5, 6] for place in range(1, 10)])]
+
+
+def bert(folder: Path, **changes: Any) -> Any:
+    """Random weights, norms and biases too."""
     torch.manual_seed(2)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        max_position_embeddings=CONTEXT,
-    )
-    network: Any = BertModel(config, add_pooling_layer=False).eval()
-    network.save_pretrained(tmp_path)
-    model = TorchBackend(FixedClock()).load(launch(tmp_path, "torch", {"kind": "embedding", "max_tokens": 16}))
-    texts = [[5, 6], [7] * 12, [9, 10, 11], [4] * 17, *([[place, 5, 6] for place in range(1, 10)])]
-    answers = model.run([row(str(place), {}, token_ids=ids) for place, ids in enumerate(texts)])
-    assert answers[3].error_code == "context_length_exceeded"
+    network: Any = BertModel(BertConfig(**{**BERT, **changes}), add_pooling_layer=False).eval()
+    with torch.no_grad():
+        for tensor in network.parameters():
+            tensor.add_(torch.randn_like(tensor) * 0.2)
+    network.save_pretrained(folder)
+    return network
+
+
+def embedded(folder: Path, texts: list[list[int]]) -> tuple[LoadedModel, list[EngineOutput]]:
+    model = TorchBackend(FixedClock()).load(launch(folder, "torch", {"kind": "embedding", "max_tokens": 16}))
+    return model, model.run([row(str(place), {}, token_ids=ids) for place, ids in enumerate(texts)])
+
+
+def assert_embeds(network: Any, texts: list[list[int]], answers: list[EngineOutput]) -> None:
     for ids, answer in zip(texts, answers, strict=True):
         if answer.error_code is None:
             with torch.inference_mode():
@@ -211,5 +235,74 @@ def test_an_embedding_is_the_normalised_mean_whatever_its_neighbours(tmp_path: P
             mean = hidden.mean(axis=0)
             served = json.loads(answer.outputs or b"")["embedding"]
             assert np.allclose(served, mean / np.linalg.norm(mean), atol=1e-5)
-    parameters = sum(tensor.numel() for tensor in network.parameters())
-    assert model.memory_bytes >= parameters * 4
+
+
+@pytest.mark.parametrize("changes", [{}, {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}, {"hidden_act": "relu"}])
+def test_an_embedding_is_the_normalised_mean_whatever_its_neighbours(changes: dict[str, Any], tmp_path: Path) -> None:
+    network = bert(tmp_path, **changes)
+    model, answers = embedded(tmp_path, TEXTS)
+    assert answers[3].error_code == "context_length_exceeded"
+    assert_embeds(network, TEXTS, answers)
+    assert model.memory_bytes >= sum(tensor.numel() for tensor in network.parameters()) * 4
+
+
+def test_an_embedder_with_the_tensor_names_of_old_files_is_read(tmp_path: Path) -> None:
+    network = bert(tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {f"bert.{name}": tensor for name, tensor in load_file(file).items()}
+    for new, ancient in old.items():
+        renamed = {name.replace(new, ancient): tensor for name, tensor in renamed.items()}
+    save_file(renamed, file)
+    assert_embeds(network, TEXTS[:3], embedded(tmp_path, TEXTS[:3])[1])
+
+
+@pytest.mark.parametrize("family", ["distilbert", "roberta"])
+def test_an_encoder_that_is_no_bert_is_run_by_transformers(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    if family == "distilbert":
+        sizes = {"dim": 24, "hidden_dim": 32, "n_layers": 2, "n_heads": 3}
+        network: Any = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes)).eval()
+    else:
+        network = RobertaModel(RobertaConfig(**BERT), add_pooling_layer=False).eval()
+    network.save_pretrained(tmp_path)
+    _, answers = embedded(tmp_path, TEXTS)
+    assert_embeds(network, TEXTS, answers)
+
+
+def test_an_encoder_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    bert(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["encoder.layer.1.output.dense.weight"]
+    save_file(tensors, file)
+    with pytest.raises(ModelRefused, match=r"lacks tensors.*layer\.1\.output\.dense"):
+        embedded(tmp_path, TEXTS)
+
+
+LOADS_BOTH = """
+import sys
+from gpu_worker.backends.torch_backend import TorchBackend
+from tests.libraries.backends.launching import FixedClock, launch, row
+backend = TorchBackend(FixedClock())
+for folder, kind in zip(sys.argv[1:], ("text_generation", "embedding")):
+    (answer,) = backend.load(launch(folder, "torch", {"kind": kind})).run([row("a", {}, token_ids=[5, 9])])
+    assert answer.error_code is None
+print([name for name in ("transformers", "torch._dynamo", "sklearn") if name in sys.modules])
+"""
+
+
+def test_decoders_and_bert_are_served_without_importing_transformers(language_model: Path, tmp_path: Path) -> None:
+    bert(tmp_path)
+    command = [sys.executable, "-c", LOADS_BOTH, str(language_model), str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "[]"
+
+
+def test_wrong_weights_are_told_before_what_is_wrong_in_them(language_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((language_model / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    for digest, code in (("sha256:00", "weights_digest_mismatch"), ("", "weights_unreadable")):
+        with pytest.raises(ModelRefused) as refused:
+            TorchBackend(FixedClock()).load(launch(tmp_path, "torch", {"kind": "text_generation"}, digest))
+        assert refused.value.code == code

@@ -1,0 +1,50 @@
+"""Encoders that have no forward pass of our own, by transformers. Imported only when such a model is loaded: the
+library takes seconds to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModel
+
+from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.embedding import Hidden, Tokens
+
+
+class TransformersEncoder:
+    """A function on arrays: (ids, mask), both (batch, tokens) -> (batch, tokens, width)."""
+
+    def __init__(self, source: Path, dtype: torch.dtype, device: str) -> None:
+        """Runs no code from the folder and asks no hub. Raises ModelRefused."""
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        try:
+            model, report = AutoModel.from_pretrained(
+                source,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelRefused("weights_unreadable", f"transformers cannot read {source}: {error}") from error
+        missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
+        if missing:
+            message = f"{source} lacks tensors that its config.json promises: {', '.join(missing[:3])}."
+            raise ModelRefused("weights_unreadable", message)
+        if hasattr(model, "pooler"):
+            model.pooler = None  # answers are made of the hidden states; many files have no weights for it
+        self._model = model.to(device).eval()
+        self.pad_id: int = model.config.pad_token_id or 0
+        self.memory_bytes = sum(
+            tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
+        )
+
+    @torch.inference_mode()
+    def __call__(self, ids: Tokens, mask: Tokens) -> Hidden:
+        device = self._model.device
+        out = self._model(input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device))
+        return out.last_hidden_state.float().cpu().numpy()
