@@ -10,10 +10,14 @@ import msgspec
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -72,6 +76,25 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {}),
+    "phi3-window": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 9, "num_key_value_heads": 4}),
+    # Small caps, so that they bend most scores.
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma2-uncapped": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+    ),
 }
 
 

@@ -29,6 +29,9 @@ def test_a_key_that_is_missing_means_what_it_means_to_transformers(family: str, 
     shape = shape_of(ours)
     assert shape.kv_heads == known.num_key_value_heads
     assert shape.head_width == (getattr(known, "head_dim", None) or 8)
+    for ours_name, theirs in (("score_cap", "attn_logit_softcapping"), ("logit_cap", "final_logit_softcapping")):
+        assert getattr(shape, ours_name) == getattr(known, theirs, None)
+    assert shape.attention_scale == getattr(known, "query_pre_attn_scalar", shape.head_width) ** -0.5
     assert shape.rope["rope_theta"] == known.rope_parameters["rope_theta"]
     kinds = getattr(known, "layer_types", None) or ["sliding_attention"] * 3
     window = getattr(known, "sliding_window", None)
@@ -61,6 +64,8 @@ def test_a_file_with_yesterdays_keys_gives_the_same_tokens(kind: str, tmp_path: 
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not one of silu"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not one of default, linear"),
         ({"rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "differ between layers"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "rope_type 'su' is not one of default"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]}, "1 layer_types for 3"),
     ],

@@ -38,7 +38,8 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def reference(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # Its fused attention leaves out the caps of Gemma.
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
 def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
@@ -78,7 +79,20 @@ def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) ->
     assert tokens(load(folder, repeatable=True, step_tokens=32).run(items)) == wanted
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3-window", "gemma2", "gemma2-uncapped"])
+def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    folder = with_tokenizer(save(tmp_path, family))
+    (prompt,) = prompts([60])
+    with torch.inference_mode():
+        told = torch.log_softmax(reference(folder)(input_ids=torch.tensor([prompt])).logits[0], dim=-1)
+    wanted = [float(told[place, token]) for place, token in enumerate(prompt[1:])]
+    for config in ({}, {"repeatable": True}, {"step_tokens": 7, "max_num_seqs": 2}):
+        (answer,) = load(folder, **config).run([ask("a", prompt, score=True)])
+        found = [entry["logprob"] for entry in json.loads(answer.outputs or b"")["prompt_logprobs"]]
+        assert found == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_without_a_compiler_the_tokens_are_the_same(family: str, tmp_path: Path) -> None:
     folder = save(tmp_path, family)
     items = [ask(str(n), prompt, max_tokens=GREEDY) for n, prompt in enumerate(prompts([1, 5, 17, 50]))]
@@ -92,11 +106,15 @@ def test_without_a_compiler_the_tokens_are_the_same(family: str, tmp_path: Path)
 
 @pytest.mark.skipif(compiled() is None, reason="no C compiler here")
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(("width", "window"), [(8, None), (64, None), (64, 20), (128, 5)])
-def test_the_compiled_kernel_attends_as_torch_does(width: int, window: int | None, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "window", "cap"), [(8, None, None), (64, None, None), (64, 20, None), (128, 5, None), (64, 20, 1.5)]
+)
+def test_the_compiled_kernel_attends_as_torch_does(
+    width: int, window: int | None, cap: float | None, threads: int
+) -> None:
     generator = torch.Generator().manual_seed(width)
     pages = torch.randn((40, 3, 2, 16, 2, width), generator=generator)
-    layer = Layer(pages[:, 1, 0], pages[:, 1, 1], window)
+    layer = Layer(pages[:, 1, 0], pages[:, 1, 1], window, width**-0.5, cap)
     table = torch.randperm(40, generator=generator)[:30].view(6, 5)
     lengths = torch.tensor([1, 16, 17, 80, 33, 64])
     queries = torch.randn((6, 6, width), generator=generator)
@@ -369,7 +387,7 @@ def test_a_config_that_cannot_be_followed_is_refused(config: dict[str, Any], com
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelRefused, match=r"gpt2.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ModelRefused, match=r"gpt2.*llama, mistral, qwen2, qwen3, phi3, gemma2"):
         load(tmp_path)
 
 

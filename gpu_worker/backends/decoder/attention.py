@@ -14,21 +14,41 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from gpu_worker.backends.decoder.compiled import PagedKernel
-
 
 class Layer(NamedTuple):
-    """What one layer brings: its part of the pool and how many tokens a row sees (None: all)."""
+    """What one layer brings: its part of the pool, how many tokens a row sees (None: all), what products of queries and
+    keys are multiplied by, and what tanh then keeps them within (None: nothing)."""
 
     keys: Tensor
     values: Tensor
     window: int | None
+    scale: float
+    cap: float | None = None
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """Within (-cap, cap), smoothly (arXiv:2408.00118)."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+def attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, layer: Layer) -> Tensor:
+    """Attention over (.., rows, width) where `mask` is true; by torch's own kernel unless scores are capped."""
+    if layer.cap is None:
+        return attention(queries, keys, values, attn_mask=mask, scale=layer.scale)
+    scores = capped((queries @ keys.transpose(-2, -1)).float() * layer.scale, layer.cap)
+    return torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1).to(values.dtype) @ values
 
 
 class Attention(Protocol):
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, layer: Layer) -> Tensor:
         """queries (rows, heads, width), keys and values (rows, KV heads, width) of the rows, which are in the pool
         already -> (rows, heads, width)."""
+        ...
+
+
+class Kernel(Protocol):
+    def __call__(self, queries: Tensor, table: Tensor, lengths: Tensor, layer: Layer) -> Tensor:
+        """queries (n, heads, width), table (n, pages), lengths (n) -> (n, heads, width)."""
         ...
 
 
@@ -43,12 +63,12 @@ class DecodingRows:
     rows: slice
     table: Tensor
     lengths: Tensor
-    kernel: PagedKernel | None = None
+    kernel: Kernel | None = None
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def __call__(self, queries: Tensor, layer: Layer) -> Tensor:
         if self.kernel is not None:
-            return self.kernel(queries, layer.keys, layer.values, self.table, self.lengths, layer.window)
+            return self.kernel(queries, self.table, self.lengths, layer)
         count, pages = self.table.shape
         block, heads, width = layer.keys.shape[1:]
         places = self.table.reshape(-1)
@@ -58,7 +78,7 @@ class DecodingRows:
         # The query heads that share a KV head are rows of one product, so nothing is repeated.
         grouped = queries.view(count, heads, -1, width)
         mask = self._mask(pages * block, layer.window)
-        return attention(grouped, keys, values, attn_mask=mask).reshape(count, -1, width)
+        return attended(grouped, keys, values, mask, layer).reshape(count, -1, width)
 
     def _mask(self, length: int, window: int | None) -> Tensor:
         mask = self.masks.get((length, window))
@@ -91,10 +111,10 @@ class PromptRows:
         values = values.transpose(0, 1).repeat_interleave(repeats, dim=0)[None]
         queries = queries.transpose(0, 1)[None]
         windowed = layer.window is not None and layer.window < end
-        if not self.start and not windowed:
-            out = attention(queries, keys, values, is_causal=True)
+        if not self.start and not windowed and layer.cap is None:
+            out = attention(queries, keys, values, is_causal=True, scale=layer.scale)
         else:
-            out = attention(queries, keys, values, attn_mask=self._mask(count, end, layer.window if windowed else None))
+            out = attended(queries, keys, values, self._mask(count, end, layer.window if windowed else None), layer)
         return out[0].transpose(0, 1)
 
     def _mask(self, count: int, end: int, window: int | None) -> Tensor:
@@ -145,6 +165,7 @@ class LoneAttention:
             seen = layer.keys.index_select(0, table).flatten(0, 1)[first : position + 1].transpose(0, 1).contiguous()
             told = layer.values.index_select(0, table).flatten(0, 1)[first : position + 1].transpose(0, 1).contiguous()
             query = queries[row].view(heads, -1, width)
-            shares = torch.softmax((query @ seen.transpose(1, 2)).float() * width**-0.5, dim=-1).to(queries.dtype)
+            scores = capped((query @ seen.transpose(1, 2)).float() * layer.scale, layer.cap)
+            shares = torch.softmax(scores, dim=-1).to(queries.dtype)
             out[row] = (shares @ told).reshape(-1, width)
         return out

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_worker.backends.decoder.attention import Layer
 from gpu_worker.backends.decoder.native import library_of
 
 SOURCE = Path(__file__).with_name("paged_attention.c")
@@ -29,7 +30,7 @@ def compiled() -> Any | None:
         return None
     function = library.paged_attention
     function.restype = None
-    function.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 10, ctypes.c_float, ctypes.c_void_p]
+    function.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 10, *[ctypes.c_float] * 2, ctypes.c_void_p]
     return function
 
 
@@ -41,10 +42,9 @@ class PagedKernel:
         self._threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(self._threads - 1) if self._threads > 1 else None
 
-    def __call__(
-        self, queries: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, window: int | None
-    ) -> Tensor:
-        """queries (n, heads, width); keys, values (pages, block, KV heads, width) of a layer; table (n, pages)."""
+    def __call__(self, queries: Tensor, table: Tensor, lengths: Tensor, layer: Layer) -> Tensor:
+        """queries (n, heads, width); table (n, pages). Implements attention.Kernel."""
+        keys, values = layer.keys, layer.values
         queries = queries.contiguous()
         count, heads, width = queries.shape
         block, kv_heads = keys.shape[1:3]
@@ -59,7 +59,7 @@ class PagedKernel:
             self._function(
                 *(tensor.data_ptr() for tensor in (out, queries, keys, values, table, lengths)),
                 *(part * count // parts, (part + 1) * count // parts, pages, block, keys.stride(0), kv_heads, group),
-                *(width, window or 0, longest, width**-0.5, scratch[part].data_ptr()),
+                *(width, layer.window or 0, longest, layer.scale, layer.cap or 0.0, scratch[part].data_ptr()),
             )
 
         waiting = [self._pool.submit(run, part) for part in range(1, parts)] if self._pool is not None else []

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gpu_worker.backends.base import ModelRefused
 from sie_stream.errors import did_you_mean
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2")
 ROPE_THETA = 10_000.0
 ROPE_BY_CONTEXT = ("llama3", "yarn", "longrope")
 """Ways to lengthen a context that need to know the original one."""
@@ -22,6 +22,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "phi3": {"rms_norm_eps": 1e-5},
+    "gemma2": {
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
 }
 """What a key means that is missing. One that is null means null."""
 
@@ -41,6 +51,12 @@ class NetworkConfig(Struct, frozen=True):
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     hidden_act: str = "silu"
+    hidden_activation: str = "gelu_pytorch_tanh"
+    """Of gemma2, which does not look at hidden_act."""
+    query_pre_attn_scalar: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     use_sliding_window: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.backends.decoder.arena import ModelPages
-from gpu_worker.backends.decoder.attention import Attention, Layer
+from gpu_worker.backends.decoder.attention import Attention, Layer, capped
 from gpu_worker.backends.decoder.linear import PRECISIONS, DenseLinear, Linear
 from gpu_worker.backends.decoder.rope import rotate, rotation_tables
 from gpu_worker.backends.decoder.shape import DecoderShape
@@ -43,8 +44,17 @@ class Block(Struct):
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    attended_norm: Tensor | None = None
+    """Of what the attention says, before it is added."""
+    told_norm: Tensor | None = None
+    """Of what the MLP says."""
+
+    @property
+    def norms(self) -> list[Tensor]:
+        found = (self.attention_norm, self.mlp_norm, self.query_norm, self.key_norm, self.attended_norm, self.told_norm)
+        return [norm for norm in found if norm is not None]
 
 
 class DecoderNetwork:
@@ -64,11 +74,18 @@ class DecoderNetwork:
             return read(name).to(dtype=dtype, device=device, copy=True)
 
         self._embedding = kept("model.embed_tokens.weight")
-        self._norm = kept("model.norm.weight")
+        self._gemma = shape.family == "gemma2"
+        self._activation = partial(functional.gelu, approximate="tanh") if self._gemma else functional.silu
+        self._embedding_scale = torch.tensor(shape.width**0.5, dtype=dtype) if self._gemma else None
+
+        def norm(name: str) -> Tensor:
+            return kept(name).float() + 1.0 if self._gemma else kept(name)
+
+        self._norm = norm("model.norm.weight")
         head = self._embedding if shape.tied else get("lm_head.weight")
         self._head: Linear = made(head, None)
         self._head_shared = shape.tied and isinstance(self._head, DenseLinear)
-        self._blocks = [_block(shape, number, get, kept, made) for number in range(shape.layers)]
+        self._blocks = [_block(shape, number, get, norm, made) for number in range(shape.layers)]
         cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
         self._cos = cos.to(dtype=dtype, device=device)[:, None]
         self._sin = sin.to(dtype=dtype, device=device)[:, None]
@@ -80,26 +97,33 @@ class DecoderNetwork:
         linears = [] if self._head_shared else [self._head]
         for block in self._blocks:
             linears += [block.qkv, block.output, block.gate_up, block.down]
-            norms = (block.attention_norm, block.mlp_norm, block.query_norm, block.key_norm)
-            tensors += [norm for norm in norms if norm is not None]
+            tensors += block.norms
         return sum(one.numel() * one.element_size() for one in tensors) + sum(one.size_bytes for one in linears)
 
     def hidden(self, rows: Rows, pages: ModelPages) -> Tensor:
         """(rows, width) states after the last layer, before the last norm. Keys and values are stored on the way."""
         shape = self.shape
         states = functional.embedding(rows.ids, self._embedding)
+        if self._embedding_scale is not None:
+            states = states * self._embedding_scale
         cos, sin = self._cos[rows.positions], self._sin[rows.positions]
         for number, block in enumerate(self._blocks):
-            layer = Layer(pages.keys[number], pages.values[number], shape.windows[number])
+            layer = Layer(
+                pages.keys[number], pages.values[number], shape.windows[number], shape.attention_scale, shape.score_cap
+            )
             normed = self._normed(states, block.attention_norm)
-            states = states + block.output(self._attend(normed, block, rows, layer, cos, sin))
+            attended = block.output(self._attend(normed, block, rows, layer, cos, sin))
+            if block.attended_norm is not None:
+                attended = self._normed(attended, block.attended_norm)
+            states = states + attended
             gate, up = block.gate_up(self._normed(states, block.mlp_norm)).chunk(2, dim=-1)
-            states = states + block.down(functional.silu(gate) * up)
+            told = block.down(self._activation(gate) * up)
+            states = states + (told if block.told_norm is None else self._normed(told, block.told_norm))
         return states
 
     def logits(self, states: Tensor) -> Tensor:
         """(rows, vocabulary) float32 logits of the tokens after these states."""
-        return self._head(self._normed(states, self._norm)).float()
+        return capped(self._head(self._normed(states, self._norm)), self.shape.logit_cap).float()
 
     def _attend(self, normed: Tensor, block: Block, rows: Rows, layer: Layer, cos: Tensor, sin: Tensor) -> Tensor:
         shape = self.shape
@@ -121,26 +145,30 @@ class DecoderNetwork:
         """RMS norm, computed in float32 whatever the dtype (arXiv:1910.07467)."""
         wide = states.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.norm_eps)
-        return weight * wide.to(states.dtype)
+        return (weight * wide).to(states.dtype) if self._gemma else weight * wide.to(states.dtype)
 
 
-def _block(shape: DecoderShape, number: int, get: Read, kept: Read, made: Callable[..., Linear]) -> Block:
+def _block(shape: DecoderShape, number: int, get: Read, norm: Read, made: Callable[..., Linear]) -> Block:
     at = f"model.layers.{number}"
 
     def joined(*names: str, biased: bool = False) -> Linear:
         weight = torch.cat([get(f"{at}.{name}.weight") for name in names])
         return made(weight, torch.cat([get(f"{at}.{name}.bias") for name in names]) if biased else None)
 
-    normed = shape.family == "qwen3"
+    fused, gemma, headed = (shape.family == family for family in ("phi3", "gemma2", "qwen3"))
+    qkv = ["self_attn.qkv_proj"] if fused else ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    after = "post_attention_layernorm"
     return Block(
-        attention_norm=kept(f"{at}.input_layernorm.weight"),
-        qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biased=shape.attention_bias),
+        attention_norm=norm(f"{at}.input_layernorm.weight"),
+        qkv=joined(*qkv, biased=shape.attention_bias),
         output=joined("self_attn.o_proj", biased=shape.output_bias),
-        mlp_norm=kept(f"{at}.post_attention_layernorm.weight"),
-        gate_up=joined("mlp.gate_proj", "mlp.up_proj", biased=shape.mlp_bias),
+        mlp_norm=norm(f"{at}.{'pre_feedforward_layernorm' if gemma else after}.weight"),
+        gate_up=joined(*(["mlp.gate_up_proj"] if fused else ["mlp.gate_proj", "mlp.up_proj"]), biased=shape.mlp_bias),
         down=joined("mlp.down_proj", biased=shape.mlp_bias),
-        query_norm=kept(f"{at}.self_attn.q_norm.weight") if normed else None,
-        key_norm=kept(f"{at}.self_attn.k_norm.weight") if normed else None,
+        query_norm=norm(f"{at}.self_attn.q_norm.weight") if headed else None,
+        key_norm=norm(f"{at}.self_attn.k_norm.weight") if headed else None,
+        attended_norm=norm(f"{at}.{after}.weight") if gemma else None,
+        told_norm=norm(f"{at}.post_feedforward_layernorm.weight") if gemma else None,
     )
 
 

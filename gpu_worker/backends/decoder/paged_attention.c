@@ -14,8 +14,14 @@ struct layer {
     const int64_t *table;       /* (n, pages) */
     const int64_t *lengths;     /* (n) */
     int64_t pages, block, page_stride, kv_heads, group, width, window, longest;
-    float scale;
+    float scale, cap;
 };
+
+/* Scores within (-cap, cap), smoothly. */
+static void bend(float *scores, int64_t from, int64_t to, float cap) {
+    for (int64_t t = from; t < to; t++)
+        scores[t] = cap * tanhf(scores[t] / cap);
+}
 
 static void soften(float *scores, int64_t from, int64_t to) {
     float largest = scores[from], sum = 0.0f;
@@ -53,6 +59,8 @@ INLINE void attend(
                         scratch[g * longest + t] = at->scale * sum;
                     }
             }
+            for (int64_t g = 0; g < group && at->cap > 0.0f; g++)
+                bend(scratch + g * longest, from, to, at->cap);
             for (int64_t g = 0; g < group; g++)
                 soften(scratch + g * longest, from, to);
             for (int64_t g = 0; g < group; g++) {
@@ -76,13 +84,15 @@ INLINE void attend(
     }
 }
 
-/* queries, out: (n, kv_heads, group, width); sequences first..last-1 of them. window 0: all tokens are seen. */
+/* queries, out: (n, kv_heads, group, width); sequences first..last-1 of them. window 0: all tokens are seen. cap 0: scores as
+ * they are. */
 void paged_attention(
     float *out, const float *queries, const float *keys, const float *values, const int64_t *table,
     const int64_t *lengths, int64_t first, int64_t last, int64_t pages, int64_t block, int64_t page_stride,
-    int64_t kv_heads, int64_t group, int64_t width, int64_t window, int64_t longest, float scale, float *scratch) {
+    int64_t kv_heads, int64_t group, int64_t width, int64_t window, int64_t longest, float scale, float cap,
+    float *scratch) {
     const struct layer at = {keys,  values, table, lengths, pages,   block, page_stride, kv_heads,
-                             group, width,  window, longest, scale};
+                             group, width,  window, longest, scale, cap};
     if (width == 64)
         attend(out, queries, &at, first, last, 64, scratch);
     else if (width == 128)

@@ -4,6 +4,9 @@ family   differences from Llama
 mistral  every layer may look back only `sliding_window` tokens
 qwen2    biases on q, k and v; the upper layers may use a sliding window
 qwen3    RMS norm over each head of q and k; else as qwen2, without the biases
+phi3     q, k and v are one tensor, gate and up another; every layer may use a sliding window
+gemma2   GELU (tanh) instead of SiLU; norms multiply by 1 + weight, and there are some after attention and MLP, too;
+         scores and logits are kept within bounds by tanh; embeddings times sqrt(width); a window on every other layer
 """
 
 from __future__ import annotations
@@ -33,6 +36,11 @@ class DecoderShape(Struct, frozen=True):
     tied: bool
     windows: tuple[int | None, ...]
     rope: dict[str, Any]
+    attention_scale: float
+    """Of the products of queries and keys."""
+    score_cap: float | None = None
+    """Scores of the attention are kept within this by tanh; None: as they are."""
+    logit_cap: float | None = None
     attention_bias: bool = False
     """Of q, k and v."""
     output_bias: bool = False
@@ -46,10 +54,16 @@ class DecoderShape(Struct, frozen=True):
 def shape_of(config: NetworkConfig) -> DecoderShape:
     """Raises ModelRefused for an option that is not followed."""
     family, rope = config.model_type, config.rope
-    _only("hidden_act", config.hidden_act, ("silu",))
+    if family == "gemma2":
+        _only("hidden_activation", config.hidden_activation, ("gelu_pytorch_tanh",))
+        _only("use_bidirectional_attention", config.use_bidirectional_attention, (None, False))
+    else:
+        _only("hidden_act", config.hidden_act, ("silu",))
     _only("rope_type", rope["rope_type"], ROPE_TYPES)
     _only("partial_rotary_factor", rope["partial_rotary_factor"], (1.0,))
-    biased = family in ("llama", "qwen3") and config.attention_bias
+    biased = family in ("llama", "qwen3", "gemma2") and config.attention_bias
+    head_width = config.head_dim or config.hidden_size // config.num_attention_heads
+    gemma = config if family == "gemma2" else None
     return DecoderShape(
         family=family,
         vocabulary=config.vocab_size,
@@ -57,12 +71,15 @@ def shape_of(config: NetworkConfig) -> DecoderShape:
         inner=config.intermediate_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_width=config.head_dim or config.hidden_size // config.num_attention_heads,
+        head_width=head_width,
         positions=config.max_position_embeddings,
         norm_eps=config.rms_norm_eps,
         tied=config.tie_word_embeddings,
         windows=_windows(config),
         rope=rope,
+        attention_scale=((gemma and gemma.query_pre_attn_scalar) or head_width) ** -0.5,
+        score_cap=gemma and gemma.attn_logit_softcapping,
+        logit_cap=gemma and gemma.final_logit_softcapping,
         attention_bias=family == "qwen2" or biased,
         output_bias=biased,
         mlp_bias=family == "llama" and config.mlp_bias,
@@ -75,9 +92,11 @@ def _windows(config: NetworkConfig) -> tuple[int | None, ...]:
         window = None
     if family == "llama" or window is None:
         return (None,) * layers
-    if family == "mistral":
+    if family in ("mistral", "phi3"):
         return (window,) * layers
     kinds = config.layer_types
+    if kinds is None and family == "gemma2":
+        return tuple(None if number % 2 else window for number in range(layers))
     if kinds is None:
         full = min(config.max_window_layers, layers)
         return (*[None] * full, *[window] * (layers - full))
