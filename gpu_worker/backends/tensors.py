@@ -16,9 +16,15 @@ from gpu_worker.backends.base import ModelRefused
 class Tensors:
     """What one model's files hold. A tensor may lie in the mapped file: copy what is to be kept."""
 
-    def __init__(self, source: Path, getters: Mapping[str, Callable[[], Tensor]]) -> None:
+    def __init__(
+        self,
+        source: Path,
+        getters: Mapping[str, Callable[[], Tensor]],
+        blocks: Mapping[str, Callable[[], Tensor | None]] | None = None,
+    ) -> None:
         self._source = source
         self._getters = getters
+        self._blocks = blocks or {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._getters
@@ -31,6 +37,11 @@ class Tensors:
                 "weights_unreadable", f"{self._source} lacks tensors that its config.json promises: {name}."
             )
         return getter()
+
+    def blocks(self, name: str) -> Tensor | None:
+        """4-bit blocks as decoder/int4.py keeps them, if the file has the tensor in them."""
+        getter = self._blocks.get(name)
+        return None if getter is None else getter()
 
 
 @contextmanager

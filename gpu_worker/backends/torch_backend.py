@@ -1,4 +1,4 @@
-"""Decoder language models and sentence encoders on PyTorch, from safetensors and a local config only.
+"""Decoder language models and sentence encoders on PyTorch, from safetensors and a local config, or (decoders) from GGUF.
 
 `launch.config`:
   kind                text_generation | embedding

@@ -6,6 +6,8 @@ times as fast as the plain layout, for one row and for prompts no slower.
 int8 keeps one scale for each output row (symmetric, round to nearest). Few rows are multiplied with the int8 weights
 themselves, so a decoding step reads a quarter of the bytes of float32; for many rows, where arithmetic is what costs,
 the weights are widened first.
+
+int4 is in int4.py; there the output layer and the embeddings stay at int8, which costs little and errs less.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from gpu_worker.backends.decoder.int4 import Int4Linear, int4_blocks
 
 PACKED_FOR_ROWS = 32
 """The layout is best for this many rows; it serves any number."""
@@ -81,6 +85,10 @@ class Int8Linear:
         product = torch.ops.aten._weight_int8pack_mm(narrow, self._weight, self._kernel_scales).to(self._dtype)
         return product if self._bias is None else product + self._bias
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """(n, in) some rows of the weights, widened: embeddings, where the table is also the output layer."""
+        return self._weight[ids].to(self._dtype) * self._scales[ids, None].to(self._dtype)
+
     def widened(self) -> Tensor:
         return self._weight.to(self._dtype).mul_(self._scales[:, None].to(self._dtype))
 
@@ -91,7 +99,11 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PackedLinear(weight, bias) if packs else DenseLinear(weight, bias)
 
 
-PRECISIONS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {"dense": dense, "int8": Int8Linear}
+def int4(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    return Int4Linear(int4_blocks(weight), bias, weight.dtype)
+
+
+PRECISIONS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {"dense": dense, "int8": Int8Linear, "int4": int4}
 
 
 def _bytes(tensor: Tensor | None) -> int:

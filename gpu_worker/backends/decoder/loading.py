@@ -1,7 +1,7 @@
 """From a launch to a loaded decoder.
 
 `launch.config`, besides what torch_backend.py lists:
-  precision       dense (weights as `dtype`, default) | int8 (weight-only)
+  precision       dense (weights as `dtype`, default) | int8 (weight-only) | int4 (weight-only, groups of 32)
   max_num_seqs    requests that run at once (default 32)
   step_tokens     tokens of one step, all requests together (default 256; at least max_num_seqs)
   kv_mb           size of the KV pool, if this model is the first on its device (default 256)
@@ -19,7 +19,7 @@ import torch
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.arena import Arenas, ModelPages
-from gpu_worker.backends.decoder.config import read_config
+from gpu_worker.backends.decoder.files import DecoderFiles, files_of
 from gpu_worker.backends.decoder.flight import DecoderLimits
 from gpu_worker.backends.decoder.grammar import Grammars
 from gpu_worker.backends.decoder.linear import PRECISIONS
@@ -50,11 +50,12 @@ class DecoderLoader:
     def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
         """Raises ModelRefused; also what `digest` raises."""
         source = Path(launch.source)
-        shape = shape_of(read_config(source))
-        limits = _limits(launch, source, shape)
+        files = files_of(source)
+        shape = shape_of(files.config)
+        limits = _limits(launch, files, shape)
         shape = msgspec.structs.replace(shape, positions=limits.context_tokens)
         steps = _steps(launch)
-        network = read_network(shape, source, dtype, _precision(launch), device)
+        network = read_network(shape, files, dtype, _precision(launch), device)
         size = whole_number(launch.config, "kv_mb", 256) * MIB
         with self._lock:
             arena = self._arenas.arena_for(shape, dtype, device, size)
@@ -121,30 +122,11 @@ def _steps(launch: ModelLaunch) -> StepLimits:
     return StepLimits(sequences, tokens)
 
 
-def _limits(launch: ModelLaunch, source: Path, shape: DecoderShape) -> DecoderLimits:
+def _limits(launch: ModelLaunch, files: DecoderFiles, shape: DecoderShape) -> DecoderLimits:
     built_for = shape.positions
     return DecoderLimits(
         context_tokens=min(whole_number(launch.config, "context_tokens", built_for) or built_for, built_for),
         max_tokens_default=whole_number(launch.config, "max_tokens", 64) or 64,
-        stop_token_ids=_stop_tokens(source),
+        stop_token_ids=files.stop_tokens,
         vocabulary=shape.vocabulary,
     )
-
-
-class _StopTokens(msgspec.Struct):
-    eos_token_id: int | list[int] | None = None
-
-
-def _stop_tokens(source: Path) -> frozenset[int]:
-    """eos_token_id of generation_config.json, else of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        file = source / name
-        if not file.is_file():
-            continue
-        try:
-            found = msgspec.json.decode(file.read_bytes(), type=_StopTokens).eos_token_id
-        except msgspec.DecodeError as error:
-            raise ModelRefused("weights_unreadable", f"{file}: {error}") from error
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
-    return frozenset()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from msgspec import Struct
@@ -13,10 +12,12 @@ from torch.nn import functional
 
 from gpu_worker.backends.decoder.arena import ModelPages
 from gpu_worker.backends.decoder.attention import Attention, Layer, capped
-from gpu_worker.backends.decoder.linear import PRECISIONS, DenseLinear, Linear
+from gpu_worker.backends.decoder.files import DecoderFiles
+from gpu_worker.backends.decoder.int4 import Int4Linear
+from gpu_worker.backends.decoder.linear import PRECISIONS, Int8Linear, Linear, PackedLinear, dense
 from gpu_worker.backends.decoder.rope import rotate, rotation_tables
 from gpu_worker.backends.decoder.shape import DecoderShape
-from gpu_worker.backends.tensors import safetensors_of
+from gpu_worker.backends.tensors import Tensors
 
 Read = Callable[[str], Tensor]
 
@@ -60,20 +61,27 @@ class Block(Struct):
 class DecoderNetwork:
     """Weights and arithmetic. It holds no state of any request: keys and values go to the pages it is given."""
 
-    def __init__(self, shape: DecoderShape, read: Read, dtype: torch.dtype, precision: str, device: str) -> None:
+    def __init__(self, shape: DecoderShape, tensors: Tensors, dtype: torch.dtype, precision: str, device: str) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        made = PRECISIONS[precision]
 
         def get(name: str) -> Tensor:
-            return read(name).to(dtype=dtype, device=device)
+            return tensors(name).to(dtype=dtype, device=device)
 
         def kept(name: str) -> Tensor:
             """A copy: a tensor that lies in the mapped file would keep all of the file in memory."""
-            return read(name).to(dtype=dtype, device=device, copy=True)
+            return tensors(name).to(dtype=dtype, device=device, copy=True)
 
-        self._embedding = kept("model.embed_tokens.weight")
+        def make(names: Sequence[str], biased: bool) -> Linear:
+            """Several products of the same states as one; 4-bit weights as the file has them, if it does."""
+            bias = torch.cat([get(f"{name}.bias") for name in names]) if biased else None
+            stored = [tensors.blocks(f"{name}.weight") for name in names] if precision == "int4" else [None]
+            blocks = [one for one in stored if one is not None]
+            if len(blocks) == len(stored):
+                return Int4Linear(torch.cat(blocks).to(device), bias, dtype)
+            return PRECISIONS[precision](torch.cat([get(f"{name}.weight") for name in names]), bias)
+
         self._gemma = shape.family == "gemma2"
         self._activation = partial(functional.gelu, approximate="tanh") if self._gemma else functional.silu
         self._embedding_scale = torch.tensor(shape.width**0.5, dtype=dtype) if self._gemma else None
@@ -82,10 +90,16 @@ class DecoderNetwork:
             return kept(name).float() + 1.0 if self._gemma else kept(name)
 
         self._norm = norm("model.norm.weight")
-        head = self._embedding if shape.tied else get("lm_head.weight")
-        self._head: Linear = made(head, None)
-        self._head_shared = shape.tied and isinstance(self._head, DenseLinear)
-        self._blocks = [_block(shape, number, get, norm, made) for number in range(shape.layers)]
+        self._embedding: Tensor | Int8Linear
+        self._head: Linear
+        if precision == "dense":
+            self._embedding = kept("model.embed_tokens.weight")
+            self._head = dense(self._embedding if shape.tied else get("lm_head.weight"))
+        else:
+            self._embedding = Int8Linear(get("model.embed_tokens.weight"))
+            self._head = self._embedding if shape.tied else Int8Linear(get("lm_head.weight"))
+        self._head_shared = shape.tied and not isinstance(self._head, PackedLinear)
+        self._blocks = [_block(shape, number, norm, make) for number in range(shape.layers)]
         cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
         self._cos = cos.to(dtype=dtype, device=device)[:, None]
         self._sin = sin.to(dtype=dtype, device=device)[:, None]
@@ -93,8 +107,12 @@ class DecoderNetwork:
     @property
     def memory_bytes(self) -> int:
         """What the weights and tables take. A tied embedding counts twice where its two uses need two layouts."""
-        tensors = [self._embedding, self._norm, self._cos, self._sin]
+        tensors = [self._norm, self._cos, self._sin]
         linears = [] if self._head_shared else [self._head]
+        if isinstance(self._embedding, Int8Linear):
+            linears.append(self._embedding)
+        else:
+            tensors.append(self._embedding)
         for block in self._blocks:
             linears += [block.qkv, block.output, block.gate_up, block.down]
             tensors += block.norms
@@ -103,7 +121,8 @@ class DecoderNetwork:
     def hidden(self, rows: Rows, pages: ModelPages) -> Tensor:
         """(rows, width) states after the last layer, before the last norm. Keys and values are stored on the way."""
         shape = self.shape
-        states = functional.embedding(rows.ids, self._embedding)
+        table = self._embedding
+        states = table.rows(rows.ids) if isinstance(table, Int8Linear) else functional.embedding(rows.ids, table)
         if self._embedding_scale is not None:
             states = states * self._embedding_scale
         cos, sin = self._cos[rows.positions], self._sin[rows.positions]
@@ -148,12 +167,11 @@ class DecoderNetwork:
         return (weight * wide).to(states.dtype) if self._gemma else weight * wide.to(states.dtype)
 
 
-def _block(shape: DecoderShape, number: int, get: Read, norm: Read, made: Callable[..., Linear]) -> Block:
+def _block(shape: DecoderShape, number: int, norm: Read, make: Callable[[Sequence[str], bool], Linear]) -> Block:
     at = f"model.layers.{number}"
 
     def joined(*names: str, biased: bool = False) -> Linear:
-        weight = torch.cat([get(f"{at}.{name}.weight") for name in names])
-        return made(weight, torch.cat([get(f"{at}.{name}.bias") for name in names]) if biased else None)
+        return make([f"{at}.{name}" for name in names], biased)
 
     fused, gemma, headed = (shape.family == family for family in ("phi3", "gemma2", "qwen3"))
     qkv = ["self_attn.qkv_proj"] if fused else ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
@@ -173,8 +191,8 @@ def _block(shape: DecoderShape, number: int, get: Read, norm: Read, made: Callab
 
 
 def read_network(
-    shape: DecoderShape, source: Path, dtype: torch.dtype, precision: str = "dense", device: str = "cpu"
+    shape: DecoderShape, files: DecoderFiles, dtype: torch.dtype, precision: str = "dense", device: str = "cpu"
 ) -> DecoderNetwork:
-    """Weights from the *.safetensors of a folder. Raises ModelRefused for a missing or misshapen tensor."""
-    with safetensors_of(source) as tensors:
+    """Raises ModelRefused for a missing or misshapen tensor."""
+    with files.tensors() as tensors:
         return DecoderNetwork(shape, tensors, dtype, precision, device)

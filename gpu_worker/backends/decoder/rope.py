@@ -30,6 +30,8 @@ def _frequencies(rope: dict[str, Any], width: int) -> tuple[Tensor, float]:
     match rope.get("rope_type", "default"):
         case "linear":
             return plain / float(rope["factor"]), 1.0
+        case "divided":
+            return plain / torch.tensor(rope["divisors"]), 1.0
         case "llama3":
             return _llama3(plain, rope), 1.0
         case "yarn":

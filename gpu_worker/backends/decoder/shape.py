@@ -18,7 +18,14 @@ from msgspec import Struct
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.config import NetworkConfig
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+    "divided": ("divisors",),
+}
+"""What each needs to be told."""
 
 
 class DecoderShape(Struct, frozen=True):
@@ -59,7 +66,10 @@ def shape_of(config: NetworkConfig) -> DecoderShape:
         _only("use_bidirectional_attention", config.use_bidirectional_attention, (None, False))
     else:
         _only("hidden_act", config.hidden_act, ("silu",))
-    _only("rope_type", rope["rope_type"], ROPE_TYPES)
+    _only("rope_type", rope["rope_type"], tuple(ROPE_TYPES))
+    for key in ROPE_TYPES[rope["rope_type"]]:
+        if rope.get(key) is None:
+            raise ModelRefused("weights_unreadable", f"config.json: rope_type {rope['rope_type']!r} without {key}.")
     _only("partial_rotary_factor", rope["partial_rotary_factor"], (1.0,))
     biased = family in ("llama", "qwen3", "gemma2") and config.attention_bias
     head_width = config.head_dim or config.hidden_size // config.num_attention_heads
