@@ -1,8 +1,8 @@
-"""Decoder language models and sentence encoders on PyTorch, from safetensors and a local config, or (decoders) from GGUF.
+"""Decoders and sentence encoders on PyTorch, from safetensors and a local config; decoders from GGUF, too.
 
 `launch.config`:
   kind                text_generation | embedding
-  dtype               float32 (default) | bfloat16
+  dtype               float32 (default) | bfloat16 | float16
   device              cpu (default), cuda, cuda:1, ...
   threads             intra-op threads of this process (default 1: many engines share a machine)
   max_tokens          text_generation: answer length when a request names none (default 64);
@@ -34,7 +34,9 @@ from sie_stream.errors import did_you_mean
 from sie_stream.ports import Clock
 
 KINDS = ("text_generation", "embedding")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DECLARED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What `preferred_precision` of a declaration calls them; as backend.config.precision they go before the dtype."""
 
 
 class TorchBackend:
@@ -53,6 +55,7 @@ class TorchBackend:
         source = Path(launch.source)
         kind = _choice(launch, "kind", KINDS, "")
         dtype = DTYPES[_choice(launch, "dtype", tuple(DTYPES), "float32")]
+        dtype = DECLARED.get(str(launch.config.get("precision")), dtype)
         device = str(launch.config.get("device") or "cpu")
         torch.set_num_threads(max(1, whole_number(launch.config, "threads", 1)))
         with ThreadPoolExecutor(1) as beside:

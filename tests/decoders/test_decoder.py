@@ -356,7 +356,7 @@ def test_stop_texts_need_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({"precision": "int7"}, "dense, int8, int4"),
+        ({"precision": "int7"}, "dense, fp32, bf16, fp16, int8, int4"),
         ({"step_tokens": 4}, "step_tokens"),
         ({"repeatable": "yes"}, "repeatable"),
         ({"kv_mb": 0}, "kv_mb"),

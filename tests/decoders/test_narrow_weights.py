@@ -72,13 +72,17 @@ def test_low_precision_stays_near(tmp_path: Path) -> None:
         "int8": {"precision": "int8"},
         "int4": {"precision": "int4"},
     }
+    configs |= {f"{name} as declared": {"precision": name} for name in ("fp32", "bf16", "fp16")}
     for name, config in configs.items():
         (answer,) = load(folder, **config).run([ask("a", prompt, score=True)])
         scores[name] = json.loads(answer.outputs or b"")["log_likelihood"] / (len(prompt) - 1)
     assert scores["bf16"] == pytest.approx(scores["fp32"], abs=0.1)
     assert scores["int8"] == pytest.approx(scores["fp32"], abs=0.1)
     assert scores["int4"] == pytest.approx(scores["fp32"], abs=0.4)
-    assert len(set(scores.values())) == 4
+    assert scores["fp16 as declared"] == pytest.approx(scores["fp32"], abs=0.02)
+    assert scores["fp32 as declared"] == scores["fp32"]
+    assert scores["bf16 as declared"] == scores["bf16"]
+    assert len(set(scores.values())) == 5
 
 
 def test_int8_weights_take_a_quarter(tmp_path: Path) -> None:

@@ -103,7 +103,12 @@ def int4(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return Int4Linear(int4_blocks(weight), bias, weight.dtype)
 
 
-PRECISIONS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {"dense": dense, "int8": Int8Linear, "int4": int4}
+PRECISIONS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
+    **dict.fromkeys(("dense", "fp32", "bf16", "fp16"), dense),
+    "int8": Int8Linear,
+    "int4": int4,
+}
+"""`dense`: in the dtype of the states, whatever it is; the names beside it choose that dtype as well."""
 
 
 def _bytes(tensor: Tensor | None) -> int:

@@ -1,7 +1,7 @@
 """From a launch to a loaded decoder.
 
 `launch.config`, besides what torch_backend.py lists:
-  precision       dense (weights as `dtype`, default) | int8 (weight-only) | int4 (weight-only, groups of 32)
+  precision       dense (weights as `dtype`, default) | fp32 | bf16 | fp16 | int8 | int4 (both weight-only)
   max_num_seqs    requests that run at once (default 32)
   step_tokens     tokens of one step, all requests together (default 256; at least max_num_seqs)
   kv_mb           size of the KV pool, if this model is the first on its device (default 256)

@@ -92,7 +92,7 @@ class DecoderNetwork:
         self._norm = norm("model.norm.weight")
         self._embedding: Tensor | Int8Linear
         self._head: Linear
-        if precision == "dense":
+        if PRECISIONS[precision] is dense:
             self._embedding = kept("model.embed_tokens.weight")
             self._head = dense(self._embedding if shape.tied else get("lm_head.weight"))
         else:
