@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
 from msgspec import Struct
+
+Reusable = Callable[[Run[bytes]], int]
+"""(digests of blocks that the pool has) -> how many of the first of them need not be computed."""
+
+
+def all_blocks(digests: Run[bytes]) -> int:
+    return len(digests)
+
+
+def no_blocks(digests: Run[bytes]) -> int:
+    """For a prompt of which every token's logits are asked for."""
+    return 0
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +39,7 @@ class Sequence:
     """0 is the most urgent."""
     deadline_at_ms: int | None = None
     """Wall clock."""
-    reuses_prefix: bool = True
-    """False: every token of the prompt must be computed, because its logits are asked for."""
+    reusable: Reusable = all_blocks
     prompt_tokens: int = field(init=False)
     order: int = 0
     """Of arrival."""

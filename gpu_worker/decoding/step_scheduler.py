@@ -14,7 +14,7 @@ from collections.abc import Sequence as Run
 from msgspec import Struct
 
 from gpu_worker.decoding.blocks import BlockPool, chained_digests
-from gpu_worker.decoding.sequence import Chunk, Sequence
+from gpu_worker.decoding.sequence import Chunk, Sequence, no_blocks
 
 
 class StepLimits(Struct, frozen=True):
@@ -153,11 +153,14 @@ class StepScheduler:
 
     def _adopt_prefix(self, sequence: Sequence) -> None:
         """Hold what the pool has of its tokens. The last one is always computed: its logits choose the next."""
-        if not sequence.reuses_prefix:
+        if sequence.reusable is no_blocks:
             return
         full = (len(sequence.ids) - 1) // self._block_tokens
         self._digest(sequence, full)
-        sequence.blocks = self._pool.match(sequence.digests[:full])
+        found = self._pool.match(sequence.digests[:full])
+        count = sequence.reusable(sequence.digests[: len(found)])
+        self._pool.release(found[count:])
+        sequence.blocks = found[:count]
         sequence.computed = len(sequence.blocks) * self._block_tokens
 
     def _digest(self, sequence: Sequence, blocks: int) -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
 from gpu_worker.backends.decoder.choice import Chosen, chosen, generator_of, next_token, penalised, without
 from gpu_worker.backends.decoder.grammar import Grammar, GrammarRefused, Grammars
+from gpu_worker.backends.decoder.readers import Embedder, PromptReader, ScoreReader, prompt_only
 from gpu_worker.decoding.parameters import TEMPERATURE_MIN, Sampling, sampling_of
 from gpu_worker.decoding.sequence import Sequence as Tokens
+from gpu_worker.decoding.sequence import all_blocks
 from gpu_worker.decoding.transcript import Detokenise, Transcript
 
 TOLD_EVERY_MS = 50.0
@@ -34,9 +36,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     finish_reason: str
     logprobs: tuple[Chosen, ...] | None = None
-    log_likelihood: float | None = None
-    """Of the whole prompt after its first token, in nats."""
-    prompt_logprobs: tuple[Chosen, ...] | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -44,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """`take` is told each chosen token; `scores` grows while a prompt is scored."""
+    """`reader`: of a request that generates nothing."""
 
     item: EngineInput
     tokens: Tokens
@@ -55,13 +54,17 @@ class Flight:
     started_ms: float
     first_token_ms: float | None = None
     reported: list[Chosen] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    reader: PromptReader | None = None
     transcript: Transcript | None = None
     """The answer's text as far as it is final; kept for stop texts and for those who follow the answer."""
     grammar: Grammar | None = None
     told_at_ms: float = float("-inf")
     told_tokens: int = 0
     told_characters: int = 0
+
+    @property
+    def reads_all_rows(self) -> bool:
+        return self.reader is not None and self.reader.all_rows
 
     def choose(self, logits: Tensor, likeliest: int) -> str | None:
         """Takes the next token from (vocabulary,) logits, the largest at `likeliest`. The reason to finish, or None.
@@ -136,20 +139,6 @@ class Flight:
             first_token_ms=self.first_token_ms,
         )
 
-    def scored(self) -> EngineOutput:
-        """The answer to a request for the likelihood of its prompt."""
-        ids = self.tokens.ids
-        told = tuple(Chosen(token, score) for token, score in zip(ids[1:], self.scores, strict=True))
-        outputs = _encode(Answer("", "stop", None, sum(self.scores), told))
-        return EngineOutput(
-            self.item.request_id,
-            outputs=outputs,
-            token_ids=[],
-            finish_reason="stop",
-            prompt_tokens=len(ids),
-            first_token_ms=self.first_token_ms,
-        )
-
 
 def admitted(
     ticket: int,
@@ -160,12 +149,9 @@ def admitted(
     now_ms: float,
 ) -> Flight | EngineOutput:
     """The request on its way, or why it cannot be served. `grammars` is there with `detokenise`."""
-    prompt = item.token_ids
-    if not prompt:
-        return failed(item, "tokens_missing", "this model needs token ids: Stage 0 must tokenise the text for it.")
-    if not all(0 <= token < limits.vocabulary for token in prompt):
-        message = f"a token id lies outside the vocabulary of {limits.vocabulary}: another model's tokenizer was used."
-        return failed(item, "invalid_input", message)
+    refused = _token_problem(item, limits)
+    if refused is not None:
+        return refused
     try:
         sampling = sampling_of(item.parameters)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -174,18 +160,15 @@ def admitted(
     if detokenise is None and asked:
         message = f"parameters.{asked}: the model's declaration names no tokenizer, which this needs."
         return failed(item, "invalid_parameters", message)
-    if len(prompt) >= limits.context_tokens + (1 if sampling.score else 0):
-        message = f"the prompt has {len(prompt)} tokens; prompt and answer share {limits.context_tokens}."
-        return failed(item, "context_length_exceeded", message)
-    room = limits.context_tokens - len(prompt)
-    tokens_max = 0 if sampling.score else min(sampling.max_tokens or limits.max_tokens_default, room)
-    tokens = Tokens(
-        ticket=ticket,
-        ids=list(prompt),
-        tokens_max=tokens_max,
-        priority=item.priority,
-        deadline_at_ms=item.deadline_at_ms,
-        reuses_prefix=not sampling.score,
+    refused = _length_problem(item, limits, 0 if sampling.score else 1)
+    if refused is not None:
+        return refused
+    if sampling.score:
+        tokens = prompt_only(ticket, item)
+        return Flight(item, tokens, sampling, generator_of(item), frozenset(), None, now_ms, reader=ScoreReader())
+    tokens = prompt_only(ticket, item, all_blocks)
+    tokens.tokens_max = min(
+        sampling.max_tokens or limits.max_tokens_default, limits.context_tokens - tokens.prompt_tokens
     )
     grammar: Grammar | None = None
     if sampling.response_format is not None and grammars is not None:
@@ -198,6 +181,36 @@ def admitted(
     if detokenise is not None and (sampling.stop or item.stream):
         flight.transcript = Transcript(detokenise, sampling.stop_texts)
     return flight
+
+
+def admitted_to(
+    embedder: Embedder, ticket: int, item: EngineInput, limits: DecoderLimits, now_ms: float
+) -> Flight | EngineOutput:
+    """As `admitted`, for a model with an embedding head."""
+    refused = _token_problem(item, limits) or embedder.problem(item) or _length_problem(item, limits, 0)
+    if refused is not None:
+        return refused
+    tokens, reader = embedder.begin(ticket, item)
+    return Flight(item, tokens, Sampling(), generator_of(item), frozenset(), None, now_ms, reader=reader)
+
+
+def _token_problem(item: EngineInput, limits: DecoderLimits) -> EngineOutput | None:
+    prompt = item.token_ids
+    if not prompt:
+        return failed(item, "tokens_missing", "this model needs token ids: Stage 0 must tokenise the text for it.")
+    if not all(0 <= token < limits.vocabulary for token in prompt):
+        message = f"a token id lies outside the vocabulary of {limits.vocabulary}: another model's tokenizer was used."
+        return failed(item, "invalid_input", message)
+    return None
+
+
+def _length_problem(item: EngineInput, limits: DecoderLimits, answer: int) -> EngineOutput | None:
+    """answer: tokens for which there must be room after the prompt."""
+    count = len(item.token_ids or ())
+    if count + answer > limits.context_tokens:
+        message = f"the prompt has {count} tokens; prompt and answer share {limits.context_tokens}."
+        return failed(item, "context_length_exceeded", message)
+    return None
 
 
 def _needs_text(sampling: Sampling) -> str:

@@ -5,6 +5,8 @@
   max_num_seqs    requests that run at once (default 32)
   step_tokens     tokens of one step, all requests together (default 256; at least max_num_seqs)
   kv_mb           size of the KV pool, if this model is the first on its device (default 256)
+  head            lm (default): answers and scores | embedding: a unit vector of the last states
+  pooling         of an embedding head: mean (default) over all tokens | last: the last token's
   repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
 """
 
@@ -24,9 +26,11 @@ from gpu_worker.backends.decoder.flight import DecoderLimits
 from gpu_worker.backends.decoder.grammar import Grammars
 from gpu_worker.backends.decoder.linear import PRECISIONS
 from gpu_worker.backends.decoder.model import DecoderModel
-from gpu_worker.backends.decoder.network import DecoderNetwork, read_network
-from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner, Runner
+from gpu_worker.backends.decoder.network import HEADS
+from gpu_worker.backends.decoder.readers import POOLINGS, Embedder, PrefixSums
+from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner
 from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
+from gpu_worker.backends.decoder.trunk import Trunks, Wanted
 from gpu_worker.backends.weights import whole_number
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
@@ -39,11 +43,12 @@ MIB = 1024 * 1024
 
 
 class DecoderLoader:
-    """Loads decoders that share arenas, tokenizers and a lock. One object per engine process."""
+    """Loads decoders that share arenas, trunks, tokenizers and a lock. One object per engine process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._arenas = Arenas()
+        self._trunks = Trunks()
         self._tokenizers = shared_tokenizers()
         self._lock = RLock()
 
@@ -55,24 +60,32 @@ class DecoderLoader:
         limits = _limits(launch, files, shape)
         shape = msgspec.structs.replace(shape, positions=limits.context_tokens)
         steps = _steps(launch)
-        network = read_network(shape, files, dtype, _precision(launch), device)
+        runner_type = _runner_type(launch)
         size = whole_number(launch.config, "kv_mb", 256) * MIB
         with self._lock:
             arena = self._arenas.arena_for(shape, dtype, device, size)
         pages = ModelPages(arena, shape, dtype)
-        runner = _runner(launch, network, pages)
-        salt = f"{digest.result()} {dtype} {_precision(launch)} {type(runner).__name__}".encode()
+        head = _choice(launch, "head", HEADS)
+        wanted = Wanted(
+            *(source, files, digest, shape, dtype, _choice(launch, "precision", tuple(PRECISIONS)), device, head),
+            *(runner_type.arithmetic, pages.block_tokens),
+        )
+        loaded = self._trunks.load(wanted)
+        sums = PrefixSums(pages.block_tokens, arena.pool.count)
         return DecoderModel(
-            runner=runner,
-            scheduler=StepScheduler(arena.pool, pages.block_tokens, salt, steps),
+            runner=runner_type(loaded.network, pages),
+            scheduler=StepScheduler(arena.pool, pages.block_tokens, loaded.trunk.digest.encode(), steps),
             limits=limits,
             sequences_max=steps.sequences_max,
             detokenise=self._detokenise(launch),
             grammars=_grammars(launch, limits),
             clock=self._clock,
             lock=self._lock,
-            memory_bytes=network.memory_bytes,
+            memory_bytes=loaded.network.memory_bytes,
             weights_digest=digest.result(),
+            embedder=Embedder(_choice(launch, "pooling", POOLINGS), sums) if head == "embedding" else None,
+            trunk=loaded.trunk,
+            parts=loaded.parts,
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:
@@ -92,20 +105,20 @@ def _grammars(launch: ModelLaunch, limits: DecoderLimits) -> Grammars | None:
     return Grammars(file.read_text(encoding="utf-8"), limits.vocabulary, sorted(limits.stop_token_ids))
 
 
-def _runner(launch: ModelLaunch, network: DecoderNetwork, pages: ModelPages) -> Runner:
+def _runner_type(launch: ModelLaunch) -> type[FastRunner] | type[RepeatableRunner]:
     value = launch.config.get("repeatable", False)
     if not isinstance(value, bool):
         raise ModelRefused("invalid_model_config", f"backend.config.repeatable: {value!r} is not true or false.")
-    return RepeatableRunner(network, pages) if value else FastRunner(network, pages)
+    return RepeatableRunner if value else FastRunner
 
 
-def _precision(launch: ModelLaunch) -> str:
-    value = str(launch.config.get("precision", "dense"))
-    if value not in PRECISIONS:
-        known = tuple(PRECISIONS)
+def _choice(launch: ModelLaunch, key: str, known: tuple[str, ...]) -> str:
+    """The first of `known` is the default."""
+    value = str(launch.config.get(key, known[0]))
+    if value not in known:
         raise ModelRefused(
             "invalid_model_config",
-            f"backend.config.precision: {value!r} is not one of {', '.join(known)}.{did_you_mean(value, known)}",
+            f"backend.config.{key}: {value!r} is not one of {', '.join(known)}.{did_you_mean(value, known)}",
         )
     return value
 

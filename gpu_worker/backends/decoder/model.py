@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
-from gpu_worker.backends.decoder.choice import scored
-from gpu_worker.backends.decoder.flight import DecoderLimits, Flight, admitted
+from gpu_worker.backends.decoder.flight import DecoderLimits, Flight, admitted, admitted_to
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
+from gpu_worker.backends.decoder.readers import Embedder
 from gpu_worker.backends.decoder.runner import Runner
 from gpu_worker.decoding.sequence import Chunk
 from gpu_worker.decoding.step_scheduler import StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.ports import Clock
 from sie_stream.telemetry import SequenceCounts
+from sie_stream.trunks import Trunk
 
 
 class DecoderModel:
@@ -39,12 +40,19 @@ class DecoderModel:
         lock: RLock,
         memory_bytes: int,
         weights_digest: str,
+        embedder: Embedder | None = None,
+        trunk: Trunk | None = None,
+        parts: dict[str, int] | None = None,
     ) -> None:
+        """embedder: of a model whose head is `embedding`. parts: see engine_messages.Loaded."""
         self._runner = runner
         self._scheduler = scheduler
         self._limits = limits
         self._detokenise = detokenise
         self.grammars = grammars
+        self._embedder = embedder
+        self.trunk = trunk
+        self.parts = parts or {}
         self._clock = clock
         self._lock = lock
         self._flights: dict[int, Flight] = {}
@@ -75,7 +83,11 @@ class DecoderModel:
             return SequenceCounts(running, waiting, *scheduler.blocks, self.prompt_tokens, self.reused_tokens)
 
     def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
-        flight = admitted(ticket, item, self._limits, self._detokenise, self.grammars, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        if self._embedder is not None:
+            flight = admitted_to(self._embedder, ticket, item, self._limits, now_ms)
+        else:
+            flight = admitted(ticket, item, self._limits, self._detokenise, self.grammars, now_ms)
         if isinstance(flight, EngineOutput):
             return flight
         longest = flight.tokens.prompt_tokens + flight.tokens.tokens_max
@@ -96,7 +108,7 @@ class DecoderModel:
             chunks = self._scheduler.plan()
             if chunks:
                 flights = [self._flights[chunk.sequence.ticket] for chunk in chunks]
-                logits = self._runner.run(chunks, [flight.sampling.score for flight in flights])
+                logits = self._runner.run(chunks, [flight.reads_all_rows for flight in flights])
                 self._scheduler.ran(chunks)
                 ended += self._advance(chunks, flights, logits)
             return ended
@@ -161,7 +173,7 @@ class DecoderModel:
         self, chunks: Sequence[Chunk], flights: Sequence[Flight], logits: Sequence[Tensor]
     ) -> list[tuple[int, EngineOutput]]:
         """A token for every chunk that reached the end of its sequence."""
-        choosing = [place for place, chunk in enumerate(chunks) if chunk.chooses and not flights[place].sampling.score]
+        choosing = [place for place, chunk in enumerate(chunks) if chunk.chooses and flights[place].reader is None]
         likeliest: list[int] = []
         if choosing:
             likeliest = torch.stack([logits[place][-1] for place in choosing]).argmax(dim=-1).tolist()
@@ -179,14 +191,11 @@ class DecoderModel:
                 self._tell_last(flight, now_ms)
                 ended.append(self._end(flight, flight.ended(reason)))
         for chunk, flight, rows in zip(chunks, flights, logits, strict=True):
-            if flight.sampling.score:
-                if chunk.start == 0:
-                    flight.scores.clear()  # begun again, after others went first
-                following = chunk.sequence.ids[chunk.start + 1 : chunk.end + 1]
-                flight.scores += scored(rows[: len(following)], following)
+            if flight.reader is not None:
+                flight.reader.read(chunk, rows)
                 if chunk.chooses:
                     self._time_first(flight, now_ms)
-                    ended.append(self._end(flight, flight.scored()))
+                    ended.append(self._end(flight, flight.reader.answer(flight.item, flight.first_token_ms)))
         return ended
 
     def _tell_last(self, flight: Flight, now_ms: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from msgspec import Struct
@@ -20,6 +21,8 @@ from gpu_worker.backends.decoder.shape import DecoderShape
 from gpu_worker.backends.tensors import Tensors
 
 Read = Callable[[str], Tensor]
+HEADS = ("lm", "embedding")
+"""Logits of the next token, or the last states after the norm."""
 
 
 class Rows(Struct):
@@ -58,10 +61,35 @@ class Block(Struct):
         return [norm for norm in found if norm is not None]
 
 
+class Unprojected:
+    """The head of who wants the normed states themselves."""
+
+    size_bytes = 0
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return states
+
+
+class Donors(NamedTuple):
+    """Networks in memory that consist of the same tensors: of one trunk, and of one head, too. None: read them."""
+
+    trunk: DecoderNetwork | None = None
+    head: DecoderNetwork | None = None
+
+
 class DecoderNetwork:
     """Weights and arithmetic. It holds no state of any request: keys and values go to the pages it is given."""
 
-    def __init__(self, shape: DecoderShape, tensors: Tensors, dtype: torch.dtype, precision: str, device: str) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        tensors: Tensors,
+        dtype: torch.dtype,
+        precision: str,
+        device: str,
+        head: str,
+        donors: Donors,
+    ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
@@ -89,17 +117,18 @@ class DecoderNetwork:
         def norm(name: str) -> Tensor:
             return kept(name).float() + 1.0 if self._gemma else kept(name)
 
-        self._norm = norm("model.norm.weight")
+        whole = PRECISIONS[precision] is dense
         self._embedding: Tensor | Int8Linear
-        self._head: Linear
-        if PRECISIONS[precision] is dense:
-            self._embedding = kept("model.embed_tokens.weight")
-            self._head = dense(self._embedding if shape.tied else get("lm_head.weight"))
+        if donors.trunk is not None:
+            self._embedding, self._blocks = donors.trunk._embedding, donors.trunk._blocks
         else:
-            self._embedding = Int8Linear(get("model.embed_tokens.weight"))
-            self._head = self._embedding if shape.tied else Int8Linear(get("lm_head.weight"))
+            name = "model.embed_tokens.weight"
+            self._embedding = kept(name) if whole else Int8Linear(get(name))
+            self._blocks = [_block(shape, number, norm, make) for number in range(shape.layers)]
+        self._norm = norm("model.norm.weight") if donors.head is None else donors.head._norm
+        self._head = _head(shape, head, self._embedding, get) if donors.head is None else donors.head._head
         self._head_shared = shape.tied and not isinstance(self._head, PackedLinear)
-        self._blocks = [_block(shape, number, norm, make) for number in range(shape.layers)]
+        self._logit_cap = shape.logit_cap if head == "lm" else None
         cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
         self._cos = cos.to(dtype=dtype, device=device)[:, None]
         self._sin = sin.to(dtype=dtype, device=device)[:, None]
@@ -107,8 +136,12 @@ class DecoderNetwork:
     @property
     def memory_bytes(self) -> int:
         """What the weights and tables take. A tied embedding counts twice where its two uses need two layouts."""
-        tensors = [self._norm, self._cos, self._sin]
-        linears = [] if self._head_shared else [self._head]
+        return self.trunk_bytes + self.head_bytes + _bytes([self._cos, self._sin])
+
+    @property
+    def trunk_bytes(self) -> int:
+        """Of the token embedding and the layers."""
+        tensors, linears = list[Tensor](), list[Linear]()
         if isinstance(self._embedding, Int8Linear):
             linears.append(self._embedding)
         else:
@@ -116,7 +149,12 @@ class DecoderNetwork:
         for block in self._blocks:
             linears += [block.qkv, block.output, block.gate_up, block.down]
             tensors += block.norms
-        return sum(one.numel() * one.element_size() for one in tensors) + sum(one.size_bytes for one in linears)
+        return _bytes(tensors) + sum(one.size_bytes for one in linears)
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the last norm and the head."""
+        return _bytes([self._norm]) + (0 if self._head_shared else self._head.size_bytes)
 
     def hidden(self, rows: Rows, pages: ModelPages) -> Tensor:
         """(rows, width) states after the last layer, before the last norm. Keys and values are stored on the way."""
@@ -141,8 +179,8 @@ class DecoderNetwork:
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """(rows, vocabulary) float32 logits of the tokens after these states."""
-        return capped(self._head(self._normed(states, self._norm)), self.shape.logit_cap).float()
+        """(rows, vocabulary) float32 logits of the tokens after these states; of an embedding head (rows, width)."""
+        return capped(self._head(self._normed(states, self._norm)), self._logit_cap).float()
 
     def _attend(self, normed: Tensor, block: Block, rows: Rows, layer: Layer, cos: Tensor, sin: Tensor) -> Tensor:
         shape = self.shape
@@ -190,9 +228,27 @@ def _block(shape: DecoderShape, number: int, norm: Read, make: Callable[[Sequenc
     )
 
 
+def _head(shape: DecoderShape, head: str, embedding: Tensor | Int8Linear, get: Read) -> Linear:
+    if head == "embedding":
+        return Unprojected()
+    if isinstance(embedding, Int8Linear):
+        return embedding if shape.tied else Int8Linear(get("lm_head.weight"))
+    return dense(embedding if shape.tied else get("lm_head.weight"))
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
 def read_network(
-    shape: DecoderShape, files: DecoderFiles, dtype: torch.dtype, precision: str = "dense", device: str = "cpu"
+    shape: DecoderShape,
+    files: DecoderFiles,
+    dtype: torch.dtype,
+    precision: str = "dense",
+    device: str = "cpu",
+    head: str = "lm",
+    donors: Donors | None = None,
 ) -> DecoderNetwork:
     """Raises ModelRefused for a missing or misshapen tensor."""
     with files.tensors() as tensors:
-        return DecoderNetwork(shape, tensors, dtype, precision, device)
+        return DecoderNetwork(shape, tensors, dtype, precision, device, head, donors or Donors())

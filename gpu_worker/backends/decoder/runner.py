@@ -30,6 +30,8 @@ class Runner(Protocol):
 class FastRunner:
     """One forward pass for all rows of the step."""
 
+    arithmetic = "fast"
+
     def __init__(self, network: DecoderNetwork, pages: ModelPages) -> None:
         self._network = network
         self._pages = pages
@@ -131,6 +133,8 @@ class RepeatableRunner:
     token at position p always sits in row p mod TILE_ROWS of some tile, alone or not, and attends alone. What a row
     computes then depends on nothing but the row.
     """
+
+    arithmetic = "repeatable"
 
     def __init__(self, network: DecoderNetwork, pages: ModelPages) -> None:
         self._network = network

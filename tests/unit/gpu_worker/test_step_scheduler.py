@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.blocks import BlockPool
-from gpu_worker.decoding.sequence import Chunk, Sequence
+from gpu_worker.decoding.sequence import Chunk, Sequence, no_blocks
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 
 BLOCK = 4
@@ -103,7 +103,7 @@ def test_a_prompt_whose_logits_are_wanted_is_computed_whole() -> None:
     scheduler.add(asked(1, 8, answer=1, base=5))
     step(scheduler)
     scored = asked(2, 8, answer=1, base=5)
-    scored.reuses_prefix = False
+    scored.reusable = no_blocks
     scheduler.add(scored)
     assert step(scheduler) == [(2, 0, 8)]
 
