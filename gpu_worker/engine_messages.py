@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
 from sie_stream.telemetry import SequenceCounts
+from sie_stream.trunks import Trunk
 
 
 class Load(Struct, frozen=True, tag=1, array_like=True):
@@ -47,6 +48,12 @@ class Loaded(Struct, frozen=True, tag=2, array_like=True):
     warmup_ms: int
     sequences_max: int = 0
     """Continuous models: how many requests run at once. 0: the model takes batches."""
+    trunk: Trunk | None = None
+    """Decoders of our own: what decides their keys and values."""
+    parts: dict[str, int] = {}
+    """{name: bytes} of what models of this engine may hold together, counted in `memory_bytes`. Equal names: the same
+    memory.
+    """
 
 
 class NotLoaded(Struct, frozen=True, tag=3, array_like=True):

@@ -16,6 +16,7 @@ from msgspec import Struct
 from gpu_worker.backends.base import EngineInput, EngineOutput
 from sie_stream.control import ModelLaunch
 from sie_stream.telemetry import SequenceCounts
+from sie_stream.trunks import Trunk
 
 
 class EngineKey(NamedTuple):
@@ -44,6 +45,9 @@ class ModelLoaded(Struct, frozen=True):
     warmup_ms: int
     sequences_max: int = 0
     """Continuous models: how many batches (of one request each) run side by side. 0: one batch after the other."""
+    trunk: Trunk | None = None
+    parts: dict[str, int] = {}
+    """See engine_messages.Loaded."""
 
 
 class LoadFailed(Struct, frozen=True):

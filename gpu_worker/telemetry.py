@@ -42,6 +42,7 @@ from sie_stream.telemetry import (
     deviation,
     entropy_bits,
 )
+from sie_stream.trunks import Trunk, own_bytes
 
 EVERY_MS = 1_000.0
 ALL_EVERY_MS = 30_000.0
@@ -69,6 +70,8 @@ class _Slot(Struct):
     memory_bytes: int = 0
     cold_start_ms: int = 0
     sequences: SequenceCounts | None = None
+    trunk: Trunk | None = None
+    parts: dict[str, int] = {}
 
 
 class _Tally(Struct):
@@ -144,6 +147,7 @@ class Telemetry:
                 slot = self._engine(event.engine).slots.get(event.slot)
                 if slot is not None:
                     slot.memory_bytes, slot.cold_start_ms = event.memory_bytes, event.load_ms + event.warmup_ms
+                    slot.trunk, slot.parts = event.trunk, event.parts
             case EngineStarted():
                 self._engine(event.engine).pid = event.pid
             case EngineDied():
@@ -270,21 +274,23 @@ class Telemetry:
         for key, engine in self._engines.items():
             if key.device != device:
                 continue
+            held: dict[str, int] = {}
             for slot in engine.slots.values():
-                sample = self._model_sample(device, slot)
+                sample = self._model_sample(device, slot, own_bytes(slot.memory_bytes, slot.parts, held))
+                held |= slot.parts
                 if self._told.get((device, slot.name)) != sample:
                     self._told[device, slot.name] = sample
                     found.append(sample)
         return tuple(found)
 
-    def _model_sample(self, device: str, slot: _Slot) -> ModelSample:
+    def _model_sample(self, device: str, slot: _Slot, memory_bytes: int) -> ModelSample:
         tally = self._tallies.get((device, slot.name)) or _Tally()
         load = self._loads.get(slot.name.model)
         entropy = round(entropy_bits(tally.sizes.values()), 3)
         tally.sizes.clear()
         return ModelSample(
             *slot.name,
-            slot.memory_bytes,
+            memory_bytes,
             slot.cold_start_ms,
             tally.requests,
             tally.batches,
@@ -298,4 +304,5 @@ class Telemetry:
             load.running if load else 0,
             load.p99_ms if load else None,
             slot.sequences,
+            slot.trunk,
         )

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from sie_stream.trunks import Trunk
+
 
 class GpuSample(Struct, frozen=True):
     """What NVML says of a GPU. None: this GPU or driver does not tell."""
@@ -64,7 +66,7 @@ class ModelSample(Struct, frozen=True):
     model: str
     version: str
     memory_bytes: int
-    """Weights, measured at load."""
+    """Weights, measured at load. What it shares with a model that its engine loaded before it counts there."""
     cold_start_ms: int
     """The last load and warm-up."""
     requests: int = 0
@@ -84,6 +86,8 @@ class ModelSample(Struct, frozen=True):
     p99_ms: int | None = None
     """Likewise: from a request's timestamp to its result."""
     sequences: SequenceCounts | None = None
+    trunk: Trunk | None = None
+    """Decoders of our own: models of one engine with equal digests share keys, values and weights."""
 
     @property
     def compute_us_per_byte(self) -> float:

@@ -19,6 +19,7 @@ from sie_stream.control import ModelLaunch
 from sie_stream.errors import ConfigError, SieError, did_you_mean
 from sie_stream.ports import Clock
 from sie_stream.telemetry import SequenceCounts
+from sie_stream.trunks import Trunk
 
 ENTRY_POINT_GROUP = "sie_stream.backends"
 
@@ -137,6 +138,21 @@ class Counted(Protocol):
     """A continuous model that says how it stands, for telemetry."""
 
     def counts(self) -> SequenceCounts: ...
+
+
+@runtime_checkable
+class OnTrunk(Protocol):
+    """A model that others of its engine may share keys, values and weights with."""
+
+    @property
+    def trunk(self) -> Trunk | None:
+        """None: with nobody."""
+        ...
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """See engine_messages.Loaded."""
+        ...
 
 
 class Backend(Protocol):

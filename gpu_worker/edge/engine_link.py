@@ -242,6 +242,8 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
                 message.load_ms,
                 message.warmup_ms,
                 message.sequences_max,
+                message.trunk,
+                message.parts,
             )
         case NotLoaded():
             return LoadFailed(engine, message.slot, message.code, message.message)

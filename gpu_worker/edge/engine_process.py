@@ -28,6 +28,7 @@ from gpu_worker.backends.base import (
     EngineOutput,
     LoadedModel,
     ModelRefused,
+    OnTrunk,
     load_backend,
 )
 from gpu_worker.edge.continuous import ContinuousRuns, shorten
@@ -197,6 +198,8 @@ class EngineProcess:
             round(loaded_at - started_at),
             round(self._clock.monotonic_ms() - loaded_at),
             model.sequences_max if isinstance(model, ContinuousModel) else 0,
+            model.trunk if isinstance(model, OnTrunk) else None,
+            model.parts if isinstance(model, OnTrunk) else {},
         )
 
     def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:

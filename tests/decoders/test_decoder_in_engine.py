@@ -114,6 +114,15 @@ def test_requests_join_those_that_run_and_are_answered_as_they_end(engine: Engin
     assert 0 < first_token_ms < by_batch[1].inference_ms
 
 
+def test_a_decoder_tells_its_trunk_and_what_it_may_share(engine: Engine, talkative: Path) -> None:
+    loaded = engine.load(talkative)
+    assert loaded.trunk is not None
+    assert loaded.trunk.precision == "float32, dense, fast"
+    assert loaded.trunk.layout == "16 tokens x 3 layers x 2 heads x 8"
+    tables = 160 * 8 * 4 * 2
+    assert loaded.memory_bytes == sum(loaded.parts.values()) + tables
+
+
 def test_answers_that_stream_are_told_of_before_they_end(engine: Engine, talkative: Path) -> None:
     engine.load(talkative)
     item = msgspec.structs.replace(ask("a", [5], max_tokens=150), stream=True)

@@ -17,6 +17,7 @@ from gpu_worker.telemetry import ALL_EVERY_MS, LOAD_HOLDS_MS, ProcessSample, Tel
 from sie_stream.control import Device, ModelLaunch
 from sie_stream.loads import ModelLoad, WorkerLoad
 from sie_stream.telemetry import GpuSample, SequenceCounts, deviation, entropy_bits
+from sie_stream.trunks import trunk_of
 
 CPU = EngineKey("cpu:0", "sklearn")
 ME = Identity("w0", "w0-1", "host", 1, (Device("cpu:0", "cpu", 1 << 30), Device("cuda:0", "cuda", 1 << 34)), (), {})
@@ -56,6 +57,21 @@ def test_batches_are_counted_for_their_model_and_their_device() -> None:
     assert (first.prompt_tokens, first.completion_tokens) == (10, 20)
     assert (second.model, second.requests, second.errors, second.input_bytes) == ("b", 0, 1, 7)
     assert cuda.models == ()
+
+
+def test_a_trunk_is_told_and_counted_once_as_long_as_any_model_has_it() -> None:
+    telemetry = Telemetry(ME)
+    trunk = trunk_of("sha256:w", b"{}", b"{}", "float32, dense, fast", "16 tokens")
+    telemetry.saw([], [LoadModel(CPU, slot, launch(model)) for slot, model in enumerate("abc")])
+    parts = {"trunk": 700, "head": 200}
+    sizes = [(950, parts), (950, parts), (800, {"trunk": 700, "other head": 50})]
+    events = [ModelLoaded(CPU, n, size, "", 1, 1, 0, trunk, shared) for n, (size, shared) in enumerate(sizes)]
+    telemetry.saw(events, [])
+    first = telemetry.take(0.0, 0, {}, {})[0].models
+    assert [(m.memory_bytes, m.trunk) for m in first] == [(950, trunk), (50, trunk), (100, trunk)]
+    telemetry.saw([], [UnloadModel(CPU, 0)])
+    left = telemetry.take(ALL_EVERY_MS, 0, {}, {})[0].models
+    assert [(m.model, m.memory_bytes) for m in left] == [("b", 950), ("c", 100)]
 
 
 def test_a_model_that_did_nothing_is_told_only_every_half_minute() -> None:
