@@ -1,15 +1,17 @@
-"""`sie-stream explain placement`: why a model is where it is, and why not elsewhere."""
+"""`sie-stream explain`: why a model is where it is and not elsewhere; why two models share KV blocks or do not."""
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec import to_builtins
 
 from scheduler.offers import placement_problem, wish_of
 from scheduler.placement import explanations
-from scheduler.state import ClusterState
+from scheduler.state import ClusterState, ModelState
 from sie_stream.cli.output import (
     BootstrapOption,
     OutputFormat,
@@ -19,9 +21,11 @@ from sie_stream.cli.output import (
     show_rows,
     with_examples,
 )
+from sie_stream.cli.top import RATE_OVER_MS, Board, fresh, readings
 from sie_stream.cli.workers import cluster_state
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError, did_you_mean
+from sie_stream.kv_sharing import KvSide, Place, kv_sharing
 from sie_stream.settings import Settings
 
 app = typer.Typer(
@@ -60,11 +64,67 @@ def placement(
         show_rows(rows, ["worker", "device", "verdict", "constraint", "sentence"], output, empty="no live worker")
 
 
-def explained(state: ClusterState, model: str, settings: Settings) -> list[dict[str, Any]]:
-    """One entry per replica, present or missing. Raises ConfigError for an unknown model."""
+@app.command()
+def kv(
+    first: Annotated[str, typer.Argument(help="Model name.")],
+    second: Annotated[str, typer.Argument(help="Another one.")],
+    bootstrap_servers: BootstrapOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Whether two models use each other's keys and values for equal prefixes, and if not, what differs.
+
+    \b
+    Examples:
+      sie-stream explain kv chat chat-embedder
+      sie-stream explain kv chat chat-embedder -o json
+    """
+    connection = Connection.open(bootstrap_servers)
+    state = cluster_state(connection)
+    found = [_declared(state, name) for name in (first, second)]
+    board = Board()
+    for _ in readings(connection, board, time.monotonic() + RATE_OVER_MS / 1_000):
+        pass
+    verdict = kv_sharing(*(kv_side(model, board, round(time.time() * 1_000)) for model in found))
+    if output is OutputFormat.JSON:
+        show_json(to_builtins(verdict))
+        return
+    console.print(verdict.sentence, highlight=False, markup=False)
+    if verdict.differences:
+        show_rows(to_builtins(verdict.differences), ["what", "first", "second", "sentence"], output, empty="")
+
+
+def kv_side(model: ModelState, board: Board, now_ms: int) -> KvSide:
+    """The model as declared, and its trunk on every device that told of it lately."""
+    launch = model.launches[model.generation]
+    adapter = msgspec.json.decode(model.spec).get("lora")
+    alive = fresh(board, now_ms)
+    trunks = [
+        (Place(worker, device), seen[-1][1].trunk)
+        for (worker, device, name, version), seen in sorted(board.models.items())
+        if (worker, device) in alive and (name, version) == (launch.model, launch.version)
+    ]
+    return KvSide(
+        model=model.model,
+        backend=launch.backend,
+        options={name: str(value) for name, value in launch.config.items()},
+        weights=launch.weights_digest or launch.source,
+        tokenizer=model.route.tokenizer_digest or launch.tokenizer,
+        adapter=msgspec.json.encode(adapter).decode() if adapter else "",
+        trunks=tuple((place, trunk) for place, trunk in trunks if trunk is not None),
+    )
+
+
+def _declared(state: ClusterState, model: str) -> ModelState:
+    """Raises ConfigError for an unknown model."""
     found = state.models.get(model)
     if found is None:
         raise ConfigError(f"no model {model!r}.{did_you_mean(model, state.models)} `sie-stream get models` lists them.")
+    return found
+
+
+def explained(state: ClusterState, model: str, settings: Settings) -> list[dict[str, Any]]:
+    """One entry per replica, present or missing. Raises ConfigError for an unknown model."""
+    found = _declared(state, model)
     missing = max(0, found.replicas_wanted - len(found.present()))
     problem = placement_problem(state, [wish_of(found)] * missing, settings.placement_packing)
     return [msgspec.to_builtins(explanation) for explanation in explanations(problem, model)]

@@ -6,13 +6,17 @@ import msgspec
 import pytest
 from msgspec import Raw, structs
 
-from sie_stream.cli.explain import explained
+from sie_stream.cli.explain import explained, kv_side
 from sie_stream.cli.fleet import servers, topologies
+from sie_stream.cli.top import Board
 from sie_stream.control import CordonWorker
 from sie_stream.errors import ConfigError
+from sie_stream.kv_sharing import Place, kv_sharing
 from sie_stream.settings import Settings
+from sie_stream.telemetry import DeviceSample, ModelSample
 from sie_stream.topology.records import CpuDevice, GpuTopology
 from sie_stream.topology.tree import topology_tree
+from sie_stream.trunks import trunk_of
 from tests.unit.scheduler.kit import MIB, Cluster, joined, spec_json
 
 
@@ -75,3 +79,22 @@ def test_a_worker_out_of_service_is_explained_too_and_what_serves_there_is_kept(
         "w0": "chosen",
         "w1": "cordon",
     }
+
+
+def test_kv_sharing_is_explained_from_the_declarations_and_what_workers_tell_of_the_present_version() -> None:
+    made = cluster()
+    config = {"kind": "text_generation", "threads": 2, "repeatable": True}
+    made.apply(spec_json("chat", backend={"name": "torch", "config": config}))
+    made.apply(spec_json("support", lora={"base": "chat", "rank": 16}))
+    trunk = trunk_of("sha256:w", b"{}", b"{}", "float32, dense, fast", "16 tokens")
+    board = Board()
+    for at_ms, worker in ((1_000, "w1"), (90_000, "w0")):
+        models = [ModelSample("chat", version, 1, 1, trunk=trunk) for version in ("1.0.0", "0.9.0")]
+        board.add(DeviceSample(worker, f"{worker}-a", "cpu:0", at_ms, 1_000, 0, 1 << 30, (), tuple(models)))
+    side = kv_side(made.model("chat"), board, 91_000)
+    assert side.trunks == ((Place("w0", "cpu:0"), trunk),), "w1 has not been heard of for long"
+    assert side.decoder
+    assert side.arithmetic == "dtype float32, precision dense, repeatable True"
+    adapter = kv_side(made.model("support"), board, 91_000)
+    assert adapter.trunks == ()
+    assert [one.what for one in kv_sharing(side, adapter).differences] == ["engine", "adapter"]
