@@ -18,6 +18,9 @@ SHARING_KIND = "text_generation"
 OPTIONS: dict[str, str] = {"dtype": "float32", "precision": "dense", "repeatable": "False"}
 """Options of the backend that decide precision and order of sums, and what holds when none is given."""
 
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Precisions that are the weights as they are, in the dtype they name."""
+
 
 class Place(NamedTuple):
     """An engine process: of a backend, there is one for each device of a worker."""
@@ -48,7 +51,11 @@ class KvSide(Struct, frozen=True):
 
     @property
     def arithmetic(self) -> str:
-        return ", ".join(f"{name} {self.options.get(name, default)}" for name, default in OPTIONS.items())
+        found = OPTIONS | self.options
+        dtype, precision = found["dtype"], found["precision"]
+        if precision in DTYPES:
+            dtype, precision = DTYPES[precision], "dense"
+        return f"{dtype}, {precision}, {'repeatable' if found['repeatable'] == 'True' else 'fast'}"
 
 
 class KvDifference(Struct, frozen=True):

@@ -11,7 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpu_worker.backends.decoder.model import DecoderModel
+from gpu_worker.backends.torch_backend import TorchBackend
+from sie_stream.trunks import own_bytes
 from tests.decoders.families import ask, load
+from tests.libraries.backends.launching import FixedClock, launch
 from zoo.texts import chats, sentences
 from zoo.weights import cache_folder, pins
 
@@ -19,6 +22,7 @@ SMOLLM2 = Path(__file__).resolve().parents[2] / ".models" / "smollm2-135m-instru
 PROMPTS = 100
 CHATS = 8
 TOKENS = 8
+LAST = {"head": "embedding", "pooling": "last"}
 
 pytestmark = [
     pytest.mark.slow,
@@ -131,3 +135,33 @@ def test_narrow_weights_keep_the_likelihood_and_the_golden_answers(tmp_path: Pat
     assert sizes["int4"] < sizes["int8"] < sizes["dense"] / 4
     for source in sources[1:]:
         assert likelihoods(load(source, **settings))[0] == wide
+
+
+@pytest.mark.timeout(400)
+def test_heads_over_the_real_trunk_answer_with_the_same_bits_from_a_shared_prefix() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
+    shared, *tails = [sentence.text for sentence in sentences()[:4]]
+    prompts = [tokenizer.encode(f"{shared} {tail}")[:60] for tail in tails]
+    heads: dict[str, dict[str, Any]] = {"lm": {}, "mean": {"head": "embedding"}, "last": LAST}
+
+    def engine() -> dict[str, DecoderModel]:
+        backend = TorchBackend(FixedClock())
+        common = {"kind": "text_generation", "threads": 1, "kv_mb": 64, "context_tokens": 128, "repeatable": True}
+        models = {name: backend.load(launch(SMOLLM2, "torch", common | head)) for name, head in heads.items()}
+        return {name: model for name, model in models.items() if isinstance(model, DecoderModel)}
+
+    def answers(models: dict[str, DecoderModel], name: str, prompt: list[int]) -> tuple[bytes | None, list[int] | None]:
+        (answer,) = models[name].run([ask("a", prompt, max_tokens=4) if name == "lm" else ask("a", prompt)])
+        assert answer.error_code is None, answer.error_message
+        return answer.outputs, answer.token_ids
+
+    alone, together = engine(), engine()
+    alone["lm"]._scheduler._pool.match = lambda digests: []  # finds nothing, for all three
+    for prompt in prompts:
+        for name in heads:
+            assert answers(together, name, prompt) == answers(alone, name, prompt), name
+    reused = {name: model.reused_tokens for name, model in together.items()}
+    assert all(count > 0 for count in reused.values()), reused
+    assert all(model.reused_tokens == 0 for model in alone.values())
+    trunk_bytes = max(together["lm"].parts.values())
+    assert own_bytes(together["mean"].memory_bytes, together["mean"].parts, together["lm"].parts) < trunk_bytes / 100

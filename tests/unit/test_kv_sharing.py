@@ -77,6 +77,12 @@ def test_what_the_declarations_rule_out_is_known_before_anything_is_loaded(chang
     assert [one.what for one in found.differences] == [what]
 
 
+def test_two_names_of_one_precision_do_not_differ() -> None:
+    named = side("b", options={"kind": "text_generation", "precision": "bf16"})
+    assert kv_sharing(side("a", options={"kind": "text_generation", "dtype": "bfloat16"}), named).verdict == "unknown"
+    assert [one.what for one in kv_sharing(side("a"), named).differences] == ["precision"]
+
+
 def test_another_tokenizer_over_the_same_trunk_is_refused() -> None:
     loaded = {"trunks": ((HERE, trunk()),)}
     found = kv_sharing(side("a", **loaded), side("b", tokenizer="sha256:others", **loaded))

@@ -94,7 +94,7 @@ def test_kv_sharing_is_explained_from_the_declarations_and_what_workers_tell_of_
     side = kv_side(made.model("chat"), board, 91_000)
     assert side.trunks == ((Place("w0", "cpu:0"), trunk),), "w1 has not been heard of for long"
     assert side.decoder
-    assert side.arithmetic == "dtype float32, precision dense, repeatable True"
+    assert side.arithmetic == "float32, dense, repeatable"
     adapter = kv_side(made.model("support"), board, 91_000)
     assert adapter.trunks == ()
     assert [one.what for one in kv_sharing(side, adapter).differences] == ["engine", "adapter"]
