@@ -205,12 +205,18 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     model.published_route = None
     model.route_wait = None
     model.routed_generation = 0
-    model.message = "deleted; works off what is in its topic"
+    nobody = _nobody_serves(model)
+    model.message = f"deleted; {nobody[0].lower()}{nobody[1:]}" if nobody else "deleted; works off what is in its topic"
+    rest = (
+        f"{nobody}: unless that changes within {DELETE_LINGER_MS} ms, requests in its topic have no result until it is "
+        f"applied again."
+        if nobody
+        else f"What is in the topic {DELETE_LINGER_MS} ms from now is worked off, then its replicas are unloaded."
+    )
     step.decide(
         "model_deleting",
         model.model,
-        f"Asked for by {record.actor or 'somebody unnamed'}. New requests are answered unknown_model; what is in the "
-        f"topic {DELETE_LINGER_MS} ms from now is worked off, then its replicas are unloaded.",
+        f"Asked for by {record.actor or 'somebody unnamed'}. New requests are answered unknown_model. {rest}",
         chosen={"version": model.version, "linger_ms": DELETE_LINGER_MS, "topic_kept": model.route.topic},
         do_nothing="It would go on serving.",
     )
@@ -314,8 +320,8 @@ def drop_if_over(step: Step, model: ModelState) -> None:
         return
     if model.give_up_at_ms == NEVER_MS:
         model.give_up_at_ms = step.now_ms + DELETE_GIVE_UP_MS
-    if model.failures > RETRIES_MAX:
-        why = f"Its replicas were given up after {RETRIES_MAX} retries"
+    if nobody := _nobody_serves(model):
+        why = nobody
     elif step.now_ms >= model.give_up_at_ms:
         why = f"It has had no replica for {DELETE_GIVE_UP_MS} ms"
     else:
@@ -326,6 +332,19 @@ def drop_if_over(step: Step, model: ModelState) -> None:
         f"{why}, so nobody works off its topic. Requests left there have no result until it is applied again.",
         ", ".join(str(partition.partition) for partition in left),
     )
+
+
+def _nobody_serves(model: ModelState) -> str:
+    """Why waiting for a replica is of no use, as the start of a sentence; empty when one may come.
+
+    A model that served has had a place, which may come back. One that never had any would wait for a fleet that the
+    person who deletes it does not have.
+    """
+    if model.failures > RETRIES_MAX:
+        return f"Its replicas were given up after {RETRIES_MAX} retries"
+    if model.unplaced and not model.replicas and all(partition.epoch < 0 for partition in model.partitions):
+        return "No device can hold it, and no worker ever held its partitions"
+    return ""
 
 
 def _drop(step: Step, model: ModelState, why: str, left: str) -> None:

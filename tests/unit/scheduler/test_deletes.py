@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import Raw
 
 from scheduler.limits import DELETE_GIVE_UP_MS, DELETE_LINGER_MS, RETRIES_MAX
@@ -104,17 +105,52 @@ def test_a_deleted_model_that_never_loads_is_dropped_and_says_what_is_left() -> 
     assert cluster.tables == {}
 
 
-def test_a_deleted_model_that_no_device_can_hold_waits_for_one_but_not_for_ever() -> None:
+def test_a_deleted_model_that_lost_its_only_worker_waits_for_one_but_not_for_ever() -> None:
     cluster = Cluster()
     cluster.lead()
     cluster.append(joined("w0", "a"))
-    cluster.apply(spec_json(memory_mb=5_000))
+    cluster.apply(spec_json())
+    cluster.make_ready()
+    cluster.fence(cluster.append(WorkerExited("w0", "a", 137, "up")))
     cluster.append(DeleteModel("churn"))
-    cluster.wait(DELETE_GIVE_UP_MS, (("w0", "a"),))
+    cluster.wait(DELETE_GIVE_UP_MS)
     assert "churn" in cluster.machine.state.models
-    cluster.wait(DELETE_LINGER_MS + 500, (("w0", "a"),))
+    cluster.wait(DELETE_LINGER_MS + 500)
     assert "churn" not in cluster.machine.state.models
     assert decisions(cluster.commands, "model_deleted")[0].chosen["partitions_left"] == "0, 1, 2"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_deleted_model_that_no_device_ever_held_is_gone_after_the_linger(workers: int) -> None:
+    cluster = Cluster()
+    cluster.lead()
+    alive = tuple((f"w{number}", "a") for number in range(workers))
+    for worker, incarnation in alive:
+        cluster.append(joined(worker, incarnation))
+    cluster.apply(spec_json(memory_mb=5_000))
+    [asked] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
+    assert "have no result until it is applied again" in asked.reason, "what nobody can do is not promised"
+    assert "no worker ever held" in cluster.row("instances", INSTANCE, InstanceRow).message
+    cluster.wait(DELETE_LINGER_MS - 500, alive)
+    assert "churn" in cluster.machine.state.models, "a worker may join while it lingers"
+    cluster.wait(1_000, alive)
+    assert cluster.tables == {}
+    [deleted] = decisions(cluster.commands, "model_deleted")
+    assert deleted.chosen["partitions_left"] == "0, 1, 2"
+    assert "no result until it is applied again" in deleted.reason
+
+
+def test_a_deleted_model_whose_replicas_were_given_up_promises_nothing() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.apply(spec_json())
+    for attempt in range(RETRIES_MAX + 1):
+        fail(cluster)
+        cluster.wait(1_000 * 2**attempt, (("w0", "a"),))
+    [asked] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
+    assert "given up" in asked.reason
+    assert "is worked off" not in asked.reason
 
 
 def test_applying_a_deleted_model_again_takes_the_deletion_back() -> None:
