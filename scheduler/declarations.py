@@ -217,7 +217,12 @@ def delete_model(step: Step, record: DeleteModel) -> None:
         "model_deleting",
         model.model,
         f"Asked for by {record.actor or 'somebody unnamed'}. New requests are answered unknown_model. {rest}",
-        chosen={"version": model.version, "linger_ms": DELETE_LINGER_MS, "topic_kept": model.route.topic},
+        chosen={
+            "version": model.version,
+            "linger_ms": DELETE_LINGER_MS,
+            "topic_kept": model.route.topic,
+            "worked_off": "no" if nobody else "yes",
+        },
         do_nothing="It would go on serving.",
     )
     for table in ("routes", "models", "instances"):
@@ -340,9 +345,11 @@ def _nobody_serves(model: ModelState) -> str:
     A model that served has had a place, which may come back. One that never had any would wait for a fleet that the
     person who deletes it does not have.
     """
+    if model.replicas:
+        return ""
     if model.failures > RETRIES_MAX:
         return f"Its replicas were given up after {RETRIES_MAX} retries"
-    if model.unplaced and not model.replicas and all(partition.epoch < 0 for partition in model.partitions):
+    if model.unplaced and all(partition.epoch < 0 for partition in model.partitions):
         return "No device can hold it, and no worker ever held its partitions"
     return ""
 

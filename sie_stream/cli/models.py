@@ -30,8 +30,10 @@ from sie_stream.cli.output import (
     show_rows,
 )
 from sie_stream.cli.progress import progress_bars
+from sie_stream.cli.queued import fate, queued
 from sie_stream.cli.workers import cluster_state, worker_rows
 from sie_stream.control import InstanceRow, ModelRow, PlacementRow, RouteRow
+from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError, did_you_mean
@@ -251,17 +253,31 @@ def delete(
 ) -> None:
     """Take a model away: no new requests, what is queued is worked off; its topics stay until retention ends.
 
+    Says how many requests wait, and whether anybody is there to answer them.
+
     \b
     Examples:
       sie-stream delete wine-logreg
     """
-    decision = delete_declared(Connection.open(bootstrap_servers), model, timeout_s, nothing)
+    connection = Connection.open(bootstrap_servers)
+    decision = delete_declared(connection, model, timeout_s, nothing)
+    waiting = _queued(connection, decision) if decision.kind == "model_deleting" else None
     if output is OutputFormat.JSON:
-        show_json(msgspec.to_builtins(decision))
+        show_json({**msgspec.to_builtins(decision), "queued": waiting})
     else:
         console.print(f"{decision.subject}: {decision.kind}: {decision.reason}", highlight=False)
+        if waiting is not None:
+            console.print(fate(decision, waiting), highlight=False)
     if decision.kind == "delete_ignored":
         raise typer.Exit(1)
+
+
+def _queued(connection: Connection, deleting: Decision) -> int:
+    reader = connection.reader(connection.settings.topics.worker_group)
+    try:
+        return queued(reader, str(deleting.chosen["topic_kept"]))
+    finally:
+        reader.close()
 
 
 def schema() -> None:

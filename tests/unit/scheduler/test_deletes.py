@@ -151,6 +151,22 @@ def test_a_deleted_model_whose_replicas_were_given_up_promises_nothing() -> None
     [asked] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
     assert "given up" in asked.reason
     assert "is worked off" not in asked.reason
+    assert asked.chosen["worked_off"] == "no"
+
+
+def test_the_version_that_serves_works_off_the_topic_when_the_newer_one_was_given_up() -> None:
+    cluster = running()
+    alive = (("w0", "a"), ("w1", "b"))
+    cluster.apply(spec_json(version="2.0.0", replicas=TWO))
+    for attempt in range(RETRIES_MAX + 1):
+        fail(cluster)
+        cluster.wait(1_000 * 2**attempt, alive)
+    [asked] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
+    assert asked.chosen["worked_off"] == "yes"
+    cluster.wait(DELETE_LINGER_MS + 500, alive)
+    assert {p.state for p in cluster.placement().partitions} == {"draining"}
+    cluster.drain()
+    assert cluster.tables == {}
 
 
 def test_applying_a_deleted_model_again_takes_the_deletion_back() -> None:

@@ -1,0 +1,44 @@
+"""Counts the requests of a work topic that no worker has answered yet."""
+
+from __future__ import annotations
+
+from sie_stream.decisions import Decision
+from sie_stream.edge.tables import read_to_end
+from sie_stream.ids import TopicPartition
+from sie_stream.offsets import OffsetLedger
+from sie_stream.ports import LogReader
+
+
+def queued(reader: LogReader, topic: str) -> int:
+    """Records between what the workers committed and the end, less those that were answered out of order.
+
+    `reader` reads as the group of the workers. 0 for a topic that does not exist.
+
+    Raises FatalLogError when the end is not reached in time.
+    """
+    places = [TopicPartition(topic, number) for number in range(reader.partitions_of(topic))]
+    ledgers = {
+        place.partition: OffsetLedger.resume(found)
+        for place, found in reader.committed(places).items()
+        if found is not None
+    }
+    since = {TopicPartition(topic, number): ledger.committable for number, ledger in ledgers.items()}
+    waiting = 0
+    for record in read_to_end(reader, topic, since):
+        ledger = ledgers.get(record.partition)
+        waiting += ledger is None or not ledger.is_done(record.offset)
+    return waiting
+
+
+def fate(deleting: Decision, waiting: int) -> str:
+    """What becomes of the requests that wait in the topic of a model that is being deleted, as one sentence."""
+    topic = deleting.chosen["topic_kept"]
+    if not waiting:
+        return f"No request waits in {topic}."
+    requests = "1 request" if waiting == 1 else f"{waiting} requests"
+    if deleting.chosen["worked_off"] == "yes":
+        return f"{requests} in {topic}: answered before its replicas are unloaded."
+    return (
+        f"{requests} in {topic}: left without a result, as nobody serves them. They are answered when the model is "
+        f"applied again and loads, before the topic's retention ends; `sie-stream audit verify` counts them as open."
+    )

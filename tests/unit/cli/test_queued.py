@@ -1,0 +1,52 @@
+"""`sie-stream delete`: how many requests wait, and what becomes of them."""
+
+from __future__ import annotations
+
+from sie_stream.cli.queued import fate, queued
+from sie_stream.control import DeleteModel
+from sie_stream.ids import TopicPartition
+from sie_stream.offsets import OffsetLedger
+from sie_stream.ports import TopicSpec
+from sie_stream.records import LogWrite
+from sie_stream.sim.log import SimLog
+from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
+
+TOPIC = "sie.work.churn"
+GROUP = "sie.workers"
+
+
+def with_requests(*partitions: int) -> SimLog:
+    log = SimLog()
+    log.admin().ensure([TopicSpec(TOPIC, 3, {})])
+    log.plain_writer().write([LogWrite(TOPIC, b"{}", None, partition) for partition in partitions])
+    return log
+
+
+def test_what_was_committed_or_answered_out_of_order_does_not_wait() -> None:
+    log = with_requests(0, 0, 0, 0, 1)
+    ledger = OffsetLedger(0)
+    ledger.start_many([0, 1, 2, 3])
+    ledger.finish_many([0, 2])
+    writer = log.transactional_writer("w0")
+    writer.init()
+    writer.begin()
+    writer.send_offsets(log.reader(GROUP), {TopicPartition(TOPIC, 0): ledger.to_commit()})
+    writer.commit()
+    assert queued(log.reader(GROUP), TOPIC) == 3, "offsets 1 and 3, and the one of a partition that nobody held"
+
+
+def test_nothing_waits_in_a_topic_that_does_not_exist() -> None:
+    assert queued(SimLog().reader(GROUP), TOPIC) == 0
+
+
+def test_it_says_who_answers_them() -> None:
+    waiting = queued(with_requests(0, 2).reader(GROUP), TOPIC)
+    [served] = decisions(running().append(DeleteModel("churn")), "model_deleting")
+    assert fate(served, waiting) == "2 requests in sie.work.churn: answered before its replicas are unloaded."
+    assert fate(served, 0) == "No request waits in sie.work.churn."
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.apply(spec_json(memory_mb=5_000))
+    [alone] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
+    assert fate(alone, 1).startswith("1 request in sie.work.churn: left without a result")
