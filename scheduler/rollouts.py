@@ -90,7 +90,12 @@ def _under_way(step: Step, model: ModelState, accepted: Accepted, actor: str) ->
             "model_unchanged",
             model.model,
             f"Nothing new is declared; {what}. `sie-stream rollout status {model.model}` shows it.",
-            chosen={"version": accepted.launch.version, "generation": model.generation, "actor": actor},
+            chosen={
+                "version": accepted.launch.version,
+                "generation": model.generation,
+                "actor": actor,
+                "rollout": same[0].rollout if same else "",
+            },
         )
         return
     names = ", ".join(f"{one.version} ({one.variant}, {one.phase})" for one in model.rollouts.values())

@@ -83,6 +83,9 @@ def instance_row(state: ClusterState, model: ModelState) -> InstanceRow:
         replicas=tuple(replicas),
         message=model.message[:MESSAGE_CHARS_MAX],
         timings_ms=dict(model.timings_ms),
+        generation=model.generation,
+        applied_offset=model.applied_offset,
+        given_up=model.failures > RETRIES_MAX,
     )
 
 
@@ -99,6 +102,7 @@ def _replicas(model: ModelState, variant: str) -> Iterator[ReplicaRow]:
             message="" if replica.down is None else f"loaded again, its engine ended: {replica.down.cause}",
             devices=replica.spans,
             variant=variant,
+            generation=replica.generation,
         )
 
 

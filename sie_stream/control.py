@@ -267,6 +267,8 @@ class ReplicaRow(Struct, frozen=True):
     """All of them, `device` first; empty in rows of before this field: `device` alone."""
     variant: str = "stable"
     """Which part of the route's traffic it answers."""
+    generation: int = 0
+    """Of its declaration; that of the row for replicas of what was applied last."""
 
 
 class InstanceRow(Struct, frozen=True):
@@ -280,6 +282,12 @@ class InstanceRow(Struct, frozen=True):
     message: str
     timings_ms: dict[str, int]
     """Step of its life (scheduler/life.py) -> when it was reached first, milliseconds since the epoch."""
+    generation: int = 0
+    """Counts accepted changes of the declaration; 0 in rows of before this field."""
+    applied_offset: int = -1
+    """Of the ApplyModel on sie.cluster that this row has seen last; -1 in rows of before this field."""
+    given_up: bool = False
+    """Replicas of this generation failed too often; they are tried again when the model is applied again."""
 
 
 class RouteRow(Struct, frozen=True):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from scheduler.launches import STABLE
 from schemas.codec import decode_row
 from sie_stream.cli.ask import NotReady, Tick, ask, of_kind
-from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow
+from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow, ReplicaRow
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
@@ -60,12 +61,15 @@ def apply_specs(
     on_ready: Callable[[int], None],
     tick: Tick,
 ) -> list[Decision]:
-    """Declare models and wait until each is ready; `on_ready` gets the count so far. Raises NotReady, ConfigError."""
+    """Declare models and wait until each is ready; `on_ready` gets the count so far. Raises NotReady, ConfigError.
+
+    What a rollout brings is not waited for.
+    """
     decisions = declare(connection, specs, timeout_s, tick)
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     if refused:
         raise ConfigError("\n".join(f"{decision.subject}: {decision.reason}" for decision in refused))
-    wait_ready(connection, [spec.model_id for spec, _ in specs], timeout_s, on_ready, tick)
+    wait_ready(connection, awaited(decisions), timeout_s, on_ready, tick)
     return decisions
 
 
@@ -82,35 +86,88 @@ def delete(connection: Connection, model: str, timeout_s: float, tick: Tick) -> 
     return ask(connection, [DeleteModel(model, getpass.getuser())], [model], of_kind(ANSWERS), timeout_s, tick)[0]
 
 
+def rolls_out(answer: Decision) -> bool:
+    """The declaration is not applied at once: a rollout takes it over, or gives it up."""
+    return answer.kind == "rollout_started" or bool(answer.chosen.get("rollout"))
+
+
+def awaited(answers: Sequence[Decision]) -> dict[str, int]:
+    """{model: offset of the ApplyModel that its row must have seen}, of what loads now.
+
+    -1 where nothing changed: any row will do.
+    """
+    return {
+        answer.subject: answer.cause_offset if answer.kind == "model_accepted" else -1
+        for answer in answers
+        if answer.kind != "model_rejected" and not rolls_out(answer)
+    }
+
+
+def is_ready(row: InstanceRow | None, applied_offset: int) -> bool:
+    """What was applied there answers. An older version that still serves beside it does not count."""
+    return (
+        row is not None
+        and row.applied_offset >= applied_offset
+        and row.status == "ready"
+        and any(own.state == "ready" and own.generation == row.generation for own in _own(row))
+    )
+
+
+def is_given_up(row: InstanceRow | None, applied_offset: int) -> bool:
+    """What was applied there failed too often, so waiting is of no use."""
+    return row is not None and row.applied_offset >= applied_offset and row.given_up
+
+
+def _own(row: InstanceRow) -> list[ReplicaRow]:
+    return [replica for replica in row.replicas if replica.variant == STABLE]
+
+
 def wait_ready(
-    connection: Connection, models: Sequence[str], timeout_s: float, on_ready: Callable[[int], None], tick: Tick
+    connection: Connection, wanted: Mapping[str, int], timeout_s: float, on_ready: Callable[[int], None], tick: Tick
 ) -> None:
-    """Wait until every instance is ready. Raises NotReady with the scheduler's words about those that are not."""
-    topics = connection.settings.topics
+    """Wait until every instance is ready as `wanted` (see `awaited`).
+
+    Raises NotReady with the scheduler's words about those that are not, as soon as all of these were given up.
+    """
     reader = connection.reader()
-    wanted = set(models)
-    states: dict[str, InstanceRow] = {}
+    rows: dict[bytes, InstanceRow] = {}
     try:
-        places = [TopicPartition(topics.instances, n) for n in range(reader.partitions_of(topics.instances))]
+        topic = connection.settings.topics.instances
+        places = [TopicPartition(topic, n) for n in range(reader.partitions_of(topic))]
+        ends = reader.end_offsets(places)
         reader.assign(reader.beginning_offsets(places))
         deadline = time.monotonic() + timeout_s
-        while left := sorted(name for name in wanted if name not in states or states[name].status != "ready"):
+        while True:
+            # A row further up may be of long ago, as the topic is compacted only now and then.
+            is_read = all(reader.position(place) >= end for place, end in ends.items())
+            states = {row.model: row for row in rows.values()}
+            left = sorted(model for model, offset in wanted.items() if not is_ready(states.get(model), offset))
             on_ready(len(wanted) - len(left))
+            if is_read and not left:
+                return
+            if is_read and all(is_given_up(states.get(model), wanted[model]) for model in left):
+                raise NotReady(why_not(left, states, "could not be loaded:"))
             for record in reader.poll(5_000, POLL_MS):
-                if record.value is not None:
-                    row = decode_row(record.value, InstanceRow)
-                    states[row.model] = row
+                if record.value is None:
+                    rows.pop(record.key or b"", None)
+                else:
+                    rows[record.key or b""] = decode_row(record.value, InstanceRow)
             tick()
             if time.monotonic() > deadline:
-                raise NotReady(_why(left, states, timeout_s))
-        on_ready(len(wanted))
+                raise NotReady(why_not(left, states, f"not ready after {timeout_s:.0f} s:"))
     finally:
         reader.close()
 
 
-def _why(left: Sequence[str], states: dict[str, InstanceRow], timeout_s: float) -> str:
-    lines = [f"{len(left)} models not ready after {timeout_s:.0f} s:"]
+def why_not(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -> str:
+    """One line about each, with the version that serves meanwhile."""
+    lines = [f"{len(left)} {'model' if len(left) == 1 else 'models'} {what}"]
     for name in left[:8]:
-        state = states.get(name)
-        lines.append(f"  {name}: {f'{state.status} {state.message}' if state else 'unknown to the scheduler'}")
+        row = states.get(name)
+        if row is None:
+            lines.append(f"  {name}: unknown to the scheduler")
+            continue
+        older = {own.version for own in _own(row) if own.state == "ready" and own.generation != row.generation}
+        serves = f" Version {', '.join(sorted(older))} goes on serving." if older else ""
+        lines.append(f"  {name} {row.version}: {row.status} {row.message}{serves}")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from scheduler.launches import STABLE
 from scheduler.life import life_of
 from schemas.codec import decode_row
 from sie_stream.cli.ask import nothing
-from sie_stream.cli.declare import declare, load_specs, wait_ready
+from sie_stream.cli.declare import awaited, declare, load_specs, rolls_out, wait_ready
 from sie_stream.cli.declare import delete as delete_declared
 from sie_stream.cli.fleet import topologies
 from sie_stream.cli.output import (
@@ -53,6 +53,9 @@ def apply(
 ) -> None:
     """Declare models: new ones are placed and loaded, changed ones are replaced without a gap.
 
+    Waits until what was applied serves; exit 1 when it could not be loaded, also while an older version goes on. What a
+    rollout brings is not waited for.
+
     \b
     Examples:
       sie-stream apply -f .models/wine-rf
@@ -62,18 +65,24 @@ def apply(
     connection = Connection.open(bootstrap_servers)
     decisions = declare(connection, specs, timeout_s, nothing)
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
-    accepted = [decision.subject for decision in decisions if decision.kind != "model_rejected"]
-    if wait and accepted:
+    wanted = awaited(decisions)
+    if wait and wanted:
         with progress_bars() as progress:
-            task = progress.add_task("ready", total=len(accepted))
-            wait_ready(connection, accepted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
+            task = progress.add_task("ready", total=len(wanted))
+            wait_ready(connection, wanted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
     if output is OutputFormat.JSON:
         show_json([msgspec.to_builtins(decision) for decision in decisions])
     else:
         rows = [{"model": d.subject, "decision": d.kind.removeprefix("model_"), "reason": d.reason} for d in decisions]
         show_rows(rows, ["model", "decision", "reason"], output, empty="nothing to apply")
-        if wait and accepted:
-            console.print("1 model is ready" if len(accepted) == 1 else f"{len(accepted)} models are ready")
+        if wait and wanted:
+            console.print("1 model is ready" if len(wanted) == 1 else f"{len(wanted)} models are ready")
+        for model in [decision.subject for decision in decisions if rolls_out(decision)]:
+            console.print(
+                f"{model}: a rollout is under way, its new version is not ready yet; "
+                f"`sie-stream rollout status {model} --follow` shows how it goes",
+                highlight=False,
+            )
     if refused:
         raise typer.Exit(1)
 
