@@ -20,7 +20,7 @@ from gpu_worker.backends import filetype
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
 from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
 from gpu_worker.backends.tabular import KINDS, Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
-from gpu_worker.backends.weights import only_file, verified_digest, whole_number
+from gpu_worker.backends.weights import local_source, only_file, verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
 from sie_stream.ports import Clock
@@ -38,7 +38,7 @@ class OnnxBackend:
         onnxruntime.disable_telemetry_events()
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
-        source = Path(launch.source)
+        source = local_source(launch.source)
         digest = verified_digest(source, launch.weights_digest)
         kind = launch.config.get("kind")
         if kind not in ADAPTERS:

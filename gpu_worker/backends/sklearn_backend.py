@@ -18,7 +18,7 @@ from gpu_worker.backends.absent import absent
 from gpu_worker.backends.base import LoadedModel, ModelRefused
 from gpu_worker.backends.sklearn_shortcuts import shortcut
 from gpu_worker.backends.tabular import Kind, Predict, TabularModel, tabular_config
-from gpu_worker.backends.weights import only_file, verified_digest
+from gpu_worker.backends.weights import local_source, only_file, verified_digest
 from sie_stream.control import ModelLaunch
 from sie_stream.ports import Clock
 
@@ -61,7 +61,7 @@ class SklearnBackend:
         threadpool_limits(limits=1)
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
-        source = Path(launch.source)
+        source = local_source(launch.source)
         digest = verified_digest(source, launch.weights_digest)
         config = tabular_config(launch.config)
         file = only_file(source, ".skops")

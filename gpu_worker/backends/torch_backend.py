@@ -17,7 +17,6 @@ import platform
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from gpu_worker.backends.base import LoadedModel, ModelRefused
 from gpu_worker.backends.bert import bert_shape, read_bert
 from gpu_worker.backends.decoder.loading import DecoderLoader
 from gpu_worker.backends.embedding import EmbeddingModel
-from gpu_worker.backends.weights import verified_digest, whole_number
+from gpu_worker.backends.weights import local_source, verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
 from sie_stream.ports import Clock
@@ -52,7 +51,7 @@ class TorchBackend:
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
         """The digest is taken beside the loading, which reads the same files. Raises ModelRefused."""
-        source = Path(launch.source)
+        source = local_source(launch.source)
         kind = _choice(launch, "kind", KINDS, "")
         dtype = DTYPES[_choice(launch, "dtype", tuple(DTYPES), "float32")]
         dtype = DECLARED.get(str(launch.config.get("precision")), dtype)
@@ -93,7 +92,7 @@ def _choice(launch: ModelLaunch, key: str, allowed: tuple[str, ...], default: st
 
 
 def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> EmbeddingModel:
-    source = Path(launch.source)
+    source = local_source(launch.source)
     file = source / "config.json"
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])

@@ -17,6 +17,18 @@ NETWORK_FILES = ("config.json",)
 """Shapes and constants of a network: the same tensors under another config are another model."""
 
 
+def local_source(source: str) -> Path:
+    """Where `launch.source` lies on this machine. Raises ModelRefused for a scheme that no worker fetches from."""
+    scheme, separator, _ = source.partition("://")
+    if separator and scheme != "file":
+        raise ModelRefused(
+            "source_not_fetched",
+            f"source.uri: {source}: weights are not fetched from {scheme}:// yet. Copy them to a folder that every "
+            "worker sees, and declare its path or file:// URI.",
+        )
+    return Path(source.removeprefix("file://"))
+
+
 def weight_files(source: Path) -> list[Path]:
     """The files the digest covers, in the order it covers them. A single file stands for itself."""
     if source.is_file():
@@ -38,8 +50,8 @@ def weights_digest(source: Path) -> str:
     if not files:
         raise ModelRefused(
             "weights_missing",
-            f"no weights at {source}: expected a file ending in {', '.join(WEIGHT_SUFFIXES)}. Run `make models`, "
-            "or correct source.path in the declaration.",
+            f"no weights at {source}: expected a file ending in {', '.join(WEIGHT_SUFFIXES)}. Correct source.uri in "
+            "the declaration; `make models` builds the models of this repository.",
         )
     root = source if source.is_dir() else source.parent
     total = hashlib.sha256()

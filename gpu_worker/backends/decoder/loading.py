@@ -31,7 +31,7 @@ from gpu_worker.backends.decoder.readers import POOLINGS, Embedder, PrefixSums
 from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner
 from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
 from gpu_worker.backends.decoder.trunk import Trunks, Wanted
-from gpu_worker.backends.weights import whole_number
+from gpu_worker.backends.weights import local_source, whole_number
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.control import ModelLaunch
@@ -54,7 +54,7 @@ class DecoderLoader:
 
     def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
         """Raises ModelRefused; also what `digest` raises."""
-        source = Path(launch.source)
+        source = local_source(launch.source)
         files = files_of(source)
         shape = shape_of(files.config)
         limits = _limits(launch, files, shape)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpu_worker.backends.base import ModelRefused, backend_names, load_backend
-from gpu_worker.backends.weights import only_file, verified_digest, weights_digest
+from gpu_worker.backends.weights import local_source, only_file, verified_digest, weights_digest
 from sie_stream.errors import ConfigError
-from tests.libraries.backends.launching import FixedClock
+from tests.libraries.backends.launching import FixedClock, launch
 
 
 def test_the_embedded_backends_are_found_by_name() -> None:
@@ -73,3 +74,23 @@ def test_two_files_of_a_kind_are_refused(tmp_path: Path) -> None:
     files(tmp_path, a__onnx="1", b__onnx="2")
     with pytest.raises(ModelRefused, match=r"a\.onnx, b\.onnx"):
         only_file(tmp_path, ".onnx")
+
+
+@pytest.mark.parametrize(
+    ("backend", "config"),
+    [
+        ("sklearn", {"kind": "classifier", "features": ["age"], "classes": ["no", "yes"]}),
+        ("onnx", {"kind": "classifier", "features": ["age"], "classes": ["no", "yes"]}),
+        ("torch", {"kind": "embedding"}),
+        ("torch", {"kind": "text_generation"}),
+    ],
+)
+def test_a_source_that_nobody_fetches_is_named_as_it_was_declared(backend: str, config: dict[str, object]) -> None:
+    declared = structs.replace(launch(Path(), backend, config), source="s3://models/churn")
+    with pytest.raises(ModelRefused, match="s3://models/churn") as refused:
+        load_backend(backend, FixedClock()).load(declared)
+    assert refused.value.code == "source_not_fetched"
+
+
+def test_a_path_may_be_written_as_a_file_uri() -> None:
+    assert local_source("file:///models/churn") == local_source("/models/churn") == Path("/models/churn")
