@@ -14,13 +14,12 @@ from scheduler.rules import PlacementRules, rules_of
 from sie_stream.control import GoldenRequest, ModelLaunch, RouteRow, VariantRow
 from sie_stream.ids import LANES, TopicNames, instance_id
 from sie_stream.problems import Problem, SpecError, shown
+from sie_stream.rollout_records import STABLE
 from sie_stream.routing import SHARES
 from sie_stream.spec import ModelSpec, from_json, not_enforced, text_field, to_json
 
 MIB = 1024 * 1024
 PRIORITIES = {"P0": 0, "P1": 1, "P2": 2}
-STABLE = "stable"
-"""Name of the one variant of a route that no rollout is changing."""
 WEIGHT_SUFFIXES = (".skops", ".onnx", ".safetensors", ".gguf", ".bin", ".pt")
 """A source that ends like this is a file; other files of the model lie beside it."""
 

@@ -19,9 +19,8 @@ from msgspec import Raw, Struct, structs
 
 from scheduler.gates import added, judge
 from scheduler.latency_gates import LatencyWindow, StableLatency, with_window
-from scheduler.launches import STABLE
 from scheduler.verdicts import GateLimits, GateResult
-from sie_stream.rollout_records import VariantRule, VariantStats, VariantWindow
+from sie_stream.rollout_records import STABLE, VariantRule, VariantStats, VariantWindow
 from sie_stream.routing import Range
 from sie_stream.sketch import quantile
 

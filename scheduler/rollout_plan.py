@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.launches import STABLE
 from scheduler.rollout import FULL, Plan
 from scheduler.verdicts import GateLimits
-from sie_stream.rollout_records import VariantRule
+from sie_stream.rollout_records import STABLE, VariantRule
 from sie_stream.spec import ModelSpec, Rollout
 
 

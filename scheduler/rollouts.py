@@ -12,7 +12,7 @@ from msgspec import structs
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
-from scheduler.launches import STABLE, Accepted, accept
+from scheduler.launches import Accepted, accept
 from scheduler.limits import RETRIES_MAX
 from scheduler.rollout import (
     FULL,
@@ -44,7 +44,7 @@ from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.control import ApplyModel
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.input_schema.breaking import Break, schema_breaks
-from sie_stream.rollout_records import VariantStats, VariantWindow
+from sie_stream.rollout_records import STABLE, VariantStats, VariantWindow
 from sie_stream.routing import resized
 from sie_stream.spec import from_json
 

@@ -7,7 +7,6 @@ from typing import Literal, assert_never
 
 from msgspec import Struct, structs
 
-from scheduler.launches import STABLE
 from scheduler.limits import RETRIES_MAX
 from scheduler.state import ClusterState, ModelState
 from sie_stream.control import (
@@ -20,6 +19,7 @@ from sie_stream.control import (
     RouteRow,
 )
 from sie_stream.ids import base_of, instance_id, variant_of
+from sie_stream.rollout_records import STABLE
 
 MESSAGE_CHARS_MAX = 2_000
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from scheduler.declarations import new_generation, new_model, want_topic
-from scheduler.launches import STABLE, Accepted
+from scheduler.launches import Accepted
 from scheduler.limits import DELETE_LINGER_MS
 from scheduler.partitions import worked_off
 from scheduler.rollout import FULL, RolloutState
@@ -20,7 +20,7 @@ from scheduler.state import ClusterState, IngressState, ModelState, RouteWait
 from scheduler.step import Step
 from sie_stream.control import RoutesHeld, VariantRow
 from sie_stream.ids import base_of, variant_unit
-from sie_stream.rollout_records import VariantRule
+from sie_stream.rollout_records import STABLE, VariantRule
 from sie_stream.routing import Range, rest_of
 
 INGRESS_GONE_MS = 15_000

@@ -10,6 +10,8 @@ import re
 
 from msgspec import Struct
 
+from sie_stream.ids import base_of
+
 
 class Fact(Struct, frozen=True):
     """A record that the decision rests on."""
@@ -100,5 +102,10 @@ def place_of(decision: str) -> tuple[int, int] | None:
 
 
 def concerns(decision: Decision, model: str) -> bool:
-    """Whether it is about the model or moved something of it."""
-    return decision.subject == model or any(move.model == model for move in decision.moves)
+    """Whether it is about the model, one of its variants, or moved something of these."""
+    return any(model in (name, base_of(name)) for name in about(decision))
+
+
+def about(decision: Decision) -> frozenset[str]:
+    """What it names: its subject, and the models and variants that it moved something of."""
+    return frozenset((decision.subject, *(move.model for move in decision.moves)))

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from sie_stream.ids import variant_unit
+
 Sketch = dict[int, int]
 """{bucket: count} of a number; buckets as in sie_stream/sketch.py."""
 
@@ -77,8 +79,20 @@ class VariantRow(Struct, frozen=True):
     """Share of the keys, out of 10,000, whose requests it gets a copy of; what it answers to these is only compared."""
 
 
+STABLE = "stable"
+"""Name of the one variant of a route that no rollout is changing."""
 SHADOW = "~"
 """First character of the variant on a work item that is a copy: its result is compared and never given to anybody."""
+
+
+def answering_unit(model: str, variant: str) -> str:
+    """The unit whose replicas answer for a variant: what decisions, placements and facts name.
+
+    `variant` as work items and results name it; these name the model whichever variant it is. The stable one is the
+    model's own, and so is what names none, as nothing routed it.
+    """
+    named = variant.removeprefix(SHADOW)
+    return model if named in ("", STABLE) else variant_unit(model, named)
 
 
 class VariantRule(Struct, frozen=True):

@@ -16,7 +16,8 @@ class Deeds(Struct):
     """Folded from decisions, in their order."""
 
     placed: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict)
-    """{(cause, model): workers that replicas or partitions of it went to}. The cause is the placement epoch."""
+    """{(cause, model or variant of one): workers that replicas or partitions of it went to}. The cause is the placement
+    epoch."""
     ended_ms: dict[Incarnation, int] = field(default_factory=dict)
     """From when on no transaction of it can commit: fenced, replaced by the next one, or left. The broker's time."""
     joined: set[Incarnation] = field(default_factory=set)

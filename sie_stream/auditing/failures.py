@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from sie_stream.decisions import Decision
 from sie_stream.records import Result
+from sie_stream.rollout_records import answering_unit
 
 ROOTS = (
     "worker_lost",
@@ -31,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Taken(Struct, frozen=True):
-    """Partitions of one model that a worker was given because of a failure."""
+    """Partitions of one model, or of a variant of one, that a worker was given because of a failure."""
 
     model: str
     worker: str
@@ -137,7 +138,8 @@ class AnswerSearch:
     def saw(self, result: Result, place: str) -> None:
         """Results of one partition in their order; partitions in any."""
         source = result.provenance
-        for taken in self._open.get((result.model, source.worker), ()):
+        unit = answering_unit(result.model, result.variant)
+        for taken in self._open.get((unit, source.worker), ()):
             if source.work_partition not in taken.partitions or result.finished_at < taken.at_ms:
                 continue
             before = self._found.get(taken)

@@ -19,6 +19,7 @@ from sie_stream.auditing.deeds import Deeds
 from sie_stream.ids import TopicPartition, derived_request_id
 from sie_stream.offsets import OffsetLedger
 from sie_stream.records import CommittedOffset, Result
+from sie_stream.rollout_records import answering_unit
 
 VIOLATIONS_KEPT = 100
 CLOCK_SLACK_MS = 1_000
@@ -238,7 +239,8 @@ class RequestVerifier:
 
     def _check_placement(self, where: str, result: Result) -> None:
         origin = result.provenance
-        workers = self._deeds.placed.get((origin.placement_epoch, result.model))
+        unit = answering_unit(result.model, result.variant)
+        workers = self._deeds.placed.get((origin.placement_epoch, unit))
         if workers is not None:
             if origin.worker not in workers:
                 what = f"record {origin.placement_epoch} of sie.cluster placed it on {', '.join(sorted(workers))}"
@@ -246,7 +248,7 @@ class RequestVerifier:
         elif self._gone(origin.placement_epoch):
             self.report.unchecked_placements += 1
         else:
-            what = f"no decision about record {origin.placement_epoch} of sie.cluster placed {result.model}"
+            what = f"no decision about record {origin.placement_epoch} of sie.cluster placed {unit}"
             self._violated("placement_unresolved", where, what, result.request_id)
 
     def _gone(self, cause: int) -> bool:

@@ -16,11 +16,11 @@ from sie_stream.cli.ask import ask, show_answer
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.control import UndoDecision
-from sie_stream.decisions import Decision, MemoryChange, Move, SolverRun, concerns, place_of
+from sie_stream.decisions import Decision, MemoryChange, Move, SolverRun, about, concerns, place_of
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError, Retriable
-from sie_stream.ids import TopicPartition, instance_id
+from sie_stream.ids import TopicPartition, base_of, instance_id
 from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
 
@@ -42,7 +42,7 @@ class Logged(msgspec.Struct, frozen=True):
 
 def decisions(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Only about this model, or what moved something of it.")
+        str, typer.Option("--model", "-m", help="Only about this model, its variants, or what moved something of them.")
     ] = "",
     since: Annotated[str, typer.Option("--since", help="90s, 10m, 2h, 7d ago, or an ISO time. Default: all.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with new decisions until Ctrl-C.")] = False,
@@ -62,12 +62,12 @@ def decisions(
     reader = connection.reader()
     try:
         found = logged(reader, connection.settings.topics.decisions, at_ms, follow=follow)
-        wanted = (entry for entry in found if _wanted(entry.decision, model, at_ms))
+        asked = (entry for entry in found if wanted(entry.decision, model, at_ms))
         if output is OutputFormat.JSON and not follow:
-            show_json([as_json(entry) for entry in wanted])
+            show_json([as_json(entry) for entry in asked])
             return
         count = 0
-        for entry in wanted:
+        for entry in asked:
             count += 1
             if output is OutputFormat.JSON:
                 typer.echo(msgspec.json.encode(as_json(entry)).decode())
@@ -83,15 +83,15 @@ def _undone(found: Decision) -> str:
     return found.undoes if found.kind in ANSWERS else ""
 
 
-def _wanted(decision: Decision, model: str, at_ms: int) -> bool:
+def wanted(decision: Decision, model: str, at_ms: int) -> bool:
+    """Whether it is of `at_ms` or later and concerns the model, a name or `mi-...`; empty: any."""
     if decision.at_ms < at_ms:
         return False
     if not model:
         return True
     if not model.startswith("mi-"):
         return concerns(decision, model)
-    names = [decision.subject, *(move.model for move in decision.moves)]
-    return any(instance_id(name) == model for name in names if name)
+    return any(instance_id(base_of(name)) == model for name in about(decision) if name)
 
 
 def logged(reader: LogReader, topic: str, at_ms: int, *, follow: bool) -> Iterator[Logged]:

@@ -16,6 +16,7 @@ from sie_stream.cli.decisions import logged
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.decisions import Decision
+from sie_stream.decisions import concerns as about_model
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.spans import partitions_of, read_spans, window
 from sie_stream.ids import TopicNames
@@ -67,8 +68,7 @@ def failures(
 def concerns(failure: Failure, subject: str) -> bool:
     """Whether it began with the subject, or something of a model that is named so moved."""
     root = failure.root
-    names = {root.subject, root.subject.partition("/")[0], *(move.model for move in root.moves)}
-    return subject in names
+    return subject == root.subject.partition("/")[0] or about_model(root, subject)
 
 
 def with_answers(reader: LogReader, topics: TopicNames, found: list[Failure]) -> list[Failure]:

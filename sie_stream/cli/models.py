@@ -13,7 +13,6 @@ import typer
 from scheduler.capability import capability_matrix
 from scheduler.capability_words import ROW_COLUMNS, matrix_rows
 from scheduler.device_classes import DeviceClass, classes_of
-from scheduler.launches import STABLE
 from scheduler.life import life_of
 from schemas.codec import decode_row
 from sie_stream.cli.ask import nothing
@@ -38,6 +37,7 @@ from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import instance_id
+from sie_stream.rollout_records import STABLE
 from sie_stream.spec import ModelSpec, json_schema
 from topics.edge.admin import KafkaAdmin
 

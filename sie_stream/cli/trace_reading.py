@@ -19,13 +19,13 @@ from schemas.codec import (
 from schemas.wire import MAGIC, CodecError
 from sie_stream.auditing.requests import is_finished
 from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
-from sie_stream.control import PartitionPlacement, PlacementRow
-from sie_stream.decisions import Decision
+from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow
+from sie_stream.decisions import Decision, concerns
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
-from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.ids import TopicNames, TopicPartition, base_of
 from sie_stream.ports import LogReader
 from sie_stream.privacy.forms import sealed_in
 from sie_stream.records import (
@@ -148,7 +148,7 @@ class Collector:
         route = self._routes.of(wanted, source.at.place.topic)
         topic = route.topic if route is not None else self._names.work(wanted.partition("@")[0])
         begun = source.at.timestamp_ms
-        places = partitions_of(self._reader, topic)
+        places = [place for one in (topic, *self._variant_topics(route)) for place in partitions_of(self._reader, one)]
         needle = request_id.encode("utf-8", "surrogatepass")
         for until in (begun + WORK_MS, self._now_ms + WORK_MS):
             spans = _at_most(window(self._reader, places, begun - WORK_MS, until), WORK_RECORDS_MAX)
@@ -157,6 +157,13 @@ class Collector:
                 if work.request_id == request_id:
                     return record, work
         return None, None
+
+    def _variant_topics(self, route: RouteRow | None) -> list[str]:
+        """Of variants that have replicas, or work that is left of a rollout."""
+        if route is None:
+            return []
+        units = latest_values(self._reader, self._names.placements)
+        return [self._names.work(unit) for unit in units if unit != base_of(unit) == route.model]
 
     # ------------------------------------------------------------ endings
 
@@ -193,7 +200,7 @@ class Collector:
         if evidence.work is not None and evidence.work_at is not None:
             work = self._committed(self._names.worker_group, evidence.work_at.place)
             finished = work is not None and is_finished(work, evidence.work_at.offset)
-            owner = self._owner(evidence.work.model, evidence.work_at.place.partition)
+            owner = self._owner(evidence.unit, evidence.work_at.place.partition)
         return msgspec.structs.replace(
             evidence, ingress_committed=ingress, work_committed=work, work_finished=finished, owner=owner
         )
@@ -205,8 +212,8 @@ class Collector:
         finally:
             reader.close()
 
-    def _owner(self, model: str, partition: int) -> PartitionPlacement | None:
-        value = latest_values(self._reader, self._names.placements).get(model)
+    def _owner(self, unit: str, partition: int) -> PartitionPlacement | None:
+        value = latest_values(self._reader, self._names.placements).get(unit)
         if value is None:
             return None
         row = decode_row(value, PlacementRow)
@@ -219,8 +226,8 @@ class Collector:
         if ended - begun > CONTROL_MS_MAX:
             self._notes.append("It was open for long: of the control plane only the last 15 minutes were read.")
             begun = ended - CONTROL_MS_MAX
-        model, worker = _who(evidence)
-        if not model and not worker:
+        unit, worker = evidence.unit, _worker(evidence)
+        if not unit and not worker:
             return evidence
         facts = [
             ClusterFact(record.offset, record.timestamp_ms, fact)
@@ -231,11 +238,11 @@ class Collector:
         decisions = tuple(
             decision
             for decision in self._decisions(begun, ended)
-            if begun <= decision.at_ms <= ended and touches(decision, model, worker)
+            if begun <= decision.at_ms <= ended and touches(decision, unit, worker)
         )
         return msgspec.structs.replace(
             evidence,
-            facts=tuple(fact for fact in facts if telling(fact) and _about(fact, model, worker)),
+            facts=tuple(fact for fact in facts if telling(fact) and _about(fact, unit, worker)),
             decisions=decisions,
             placed=self._placed(evidence),
         )
@@ -246,7 +253,7 @@ class Collector:
 
     def decisions_about(self, model: str, from_ms: int, to_ms: int) -> tuple[Decision, ...]:
         found = self._decisions(from_ms, to_ms)
-        return tuple(one for one in found if from_ms <= one.at_ms <= to_ms and touches(one, model, ""))
+        return tuple(one for one in found if from_ms <= one.at_ms <= to_ms and concerns(one, model))
 
     def _placed(self, evidence: Evidence) -> Decision | None:
         """The decision whose cause is the record that the result's placement epoch names."""
@@ -260,7 +267,7 @@ class Collector:
             near = self._decisions(cause.timestamp_ms, cause.timestamp_ms)
         else:  # sie.cluster keeps less than sie.decisions
             near = [one for _, one in decoded(read_to_end(self._reader, self._names.decisions), decode_decision)]
-        caused = [one for one in near if one.cause_offset == epoch and one.subject == result.model]
+        caused = [one for one in near if one.cause_offset == epoch and one.subject == evidence.unit]
         placing = [one for one in caused if one.kind in PLACING and _names(one, result.provenance.worker)]
         return next(iter((*placing, *(one for one in caused if one.kind == "partitions_assigned"))), None)
 
@@ -301,21 +308,19 @@ def _life(evidence: Evidence) -> tuple[int, int]:
     return begun, evidence.now_ms if result is None else max(begun, result.finished_at)
 
 
-def _who(evidence: Evidence) -> tuple[str, str]:
+def _worker(evidence: Evidence) -> str:
     if evidence.result is not None:
-        return evidence.result.model, evidence.result.provenance.worker
-    return ("" if evidence.work is None else evidence.work.model), (
-        "" if evidence.owner is None else evidence.owner.worker
-    )
+        return evidence.result.provenance.worker
+    return "" if evidence.owner is None else evidence.owner.worker
 
 
-def _about(fact: ClusterFact, model: str, worker: str) -> bool:
+def _about(fact: ClusterFact, unit: str, worker: str) -> bool:
     """Fences and exits of any worker: it may have been the one before."""
     name = type(fact.record).__name__
     if name in ("WorkerFenced", "WorkerExited", "WorkerLeft"):
         return True
     about = getattr(fact.record, "model", None)
-    return about == model if about is not None else getattr(fact.record, "worker", None) == worker
+    return about == unit if about is not None else getattr(fact.record, "worker", None) == worker
 
 
 def _names(decision: Decision, worker: str) -> bool:

@@ -49,14 +49,10 @@ def control_steps(evidence: Evidence, started_ms: int) -> list[Step]:
     if left_out <= 0:
         return ordered
     last = ordered[STEPS_MAX - 1]
-    more = Step("control", last.at_ms, f"and {left_out} more: `sie-stream decisions --model {_model(evidence)}`")
+    more = Step(
+        "control", last.at_ms, f"and {left_out} more: `sie-stream decisions --model {evidence.model or 'MODEL'}`"
+    )
     return [*ordered[:STEPS_MAX], more]
-
-
-def _model(evidence: Evidence) -> str:
-    if evidence.result is not None and evidence.result.model:
-        return evidence.result.model
-    return evidence.work.model if evidence.work is not None else "MODEL"
 
 
 def _decision_step(decision: Decision, partition: int, waiting: bool) -> Step:
@@ -86,7 +82,7 @@ def takeovers(evidence: Evidence, started_ms: int) -> int:
         decision
         for decision in evidence.decisions
         if decision.kind == "partitions_assigned"
-        and decision.subject == evidence.work.model
+        and decision.subject == evidence.unit
         and begin <= decision.at_ms <= started_ms
         and _gives(decision, partition)
     ]
@@ -96,12 +92,11 @@ def takeovers(evidence: Evidence, started_ms: int) -> int:
 
 def _lets_go(fact: ClusterFact, evidence: Evidence) -> bool:
     """Somebody who may have begun the request lost the partition; a first assignment takes over nothing."""
-    assert evidence.work is not None
     assert evidence.work_at is not None
     match fact.record:
         case PartitionReleased():
             held = (fact.record.model, fact.record.partition)
-            return held == (evidence.work.model, evidence.work_at.place.partition)
+            return held == (evidence.unit, evidence.work_at.place.partition)
         case WorkerFenced() | WorkerLeft():
             return True
         case _:

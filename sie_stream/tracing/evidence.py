@@ -10,6 +10,7 @@ from sie_stream.control import ClusterRecord, PartitionPlacement
 from sie_stream.decisions import Decision
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, DeadLetter, InferenceRequest, Result, WorkItem
+from sie_stream.rollout_records import answering_unit
 
 
 class Found(Struct, frozen=True):
@@ -80,6 +81,18 @@ class Evidence(Struct, frozen=True, kw_only=True):
     owner: PartitionPlacement | None = None
     """Who works the partition off now."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """Empty: neither a result nor a work item says."""
+        said = self.result or self.work
+        return "" if said is None else said.model
+
+    @property
+    def unit(self) -> str:
+        """The model, or the variant of it, that answers: what the control plane names."""
+        said = self.result or self.work
+        return "" if said is None else answering_unit(said.model, said.variant)
 
 
 Stage = Literal[

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from sie_stream.control import WorkerHeartbeat, WorkerLoad
-from sie_stream.decisions import Decision, concerns
+from sie_stream.decisions import Decision, about
+from sie_stream.ids import base_of
 from sie_stream.records import Result, Timings, WorkItem
 from sie_stream.tracing.control_steps import control_steps, placed_step, takeovers
 from sie_stream.tracing.evidence import ClusterFact, Evidence, Source, Step, Trace
@@ -299,9 +300,12 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def touches(decision: Decision, model: str, worker: str) -> bool:
-    """Whether a decision is about the model, the worker, or moved something of the model or on the worker."""
-    if concerns(decision, model) or (worker and decision.subject == worker):
+def touches(decision: Decision, unit: str, worker: str) -> bool:
+    """Whether a decision is about the unit, its model or the worker, or moved something of the unit or on the worker.
+
+    What moved of other variants of the model touches nobody who asked this one.
+    """
+    if unit in about(decision) or decision.subject == base_of(unit) or (worker and decision.subject == worker):
         return True
     return bool(worker) and any(
         end.partition("/")[0] == worker for move in decision.moves for end in (move.source, move.target)

@@ -15,9 +15,10 @@ from sie_stream.decisions import Decision
 from sie_stream.edge.stop import StopFlag
 from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError
-from sie_stream.ids import TopicNames, TopicPartition
+from sie_stream.ids import TopicNames, TopicPartition, base_of
 from sie_stream.records import Result
 from sie_stream.replay.plan import Span, out_of_reach
+from sie_stream.rollout_records import answering_unit
 
 SLACK_MS = 60_000
 """Clocks of brokers and workers differ by less."""
@@ -197,7 +198,7 @@ def _by_decision(readers: Readers, names: TopicNames, asked: Question) -> Choice
         said = f"placement epoch {epoch}"
 
         def wanted(result: Result) -> bool:
-            return result.model == model and result.provenance.placement_epoch == epoch
+            return _unit(result) == model and result.provenance.placement_epoch == epoch
     elif "route_epoch" in chosen:
         epoch = int(chosen["route_epoch"])
         said = f"route epoch {epoch}"
@@ -210,13 +211,18 @@ def _by_decision(readers: Readers, names: TopicNames, asked: Question) -> Choice
 
         def wanted(result: Result) -> bool:
             in_time = decision.at_ms <= result.finished_at and (next_ms is None or result.finished_at < next_ms)
-            return result.model == model and in_time and version in ("", result.version)
+            return model in (result.model, _unit(result)) and in_time and version in ("", result.version)
 
     places = readers.partitions(names.results)
     first = readers.records.offsets_at(places, after_ms)
     results = readers.spans(places, first.get, lambda place: None)
     title = f"{decision.decision} ({decision.kind} of {model}: {said})"
-    return Choice(title, results, wanted, needle=_bytes(model))
+    return Choice(title, results, wanted, needle=_bytes(base_of(model)))
+
+
+def _unit(result: Result) -> str:
+    """What decisions about placements name."""
+    return answering_unit(result.model, result.variant)
 
 
 def find_decision(readers: Readers, names: TopicNames, wanted: str) -> tuple[Decision, int | None]:

@@ -7,7 +7,7 @@ from msgspec import Raw, structs
 from sie_stream.auditing.failures import AnswerSearch, Failure, chain_of, failures_of
 from sie_stream.cli.failures import as_json, concerns, lines
 from sie_stream.control import ApplyModel, DeviceLost, WorkerExited
-from sie_stream.decisions import Decision
+from sie_stream.decisions import Decision, Move
 from sie_stream.records import Provenance, Result, Timings, Usage
 from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
 from tests.unit.scheduler.scenarios import SCENARIOS
@@ -15,7 +15,7 @@ from tests.unit.scheduler.scenarios import SCENARIOS
 
 def result_of(request_id: str, model: str, worker: str, partition: int, finished_at: int) -> Result:
     origin = Provenance("sie.requests", 0, 1, f"sie.work.{model}", partition, 7, worker=worker)
-    return Result(*(request_id, "ok", "mi", model, "1", "s", b"{}", None, Usage(), Timings(), origin, finished_at))
+    return Result(*(request_id, "ok", "mi", model, "1", "stable", b"{}", None, Usage(), Timings(), origin, finished_at))
 
 
 def made(name: str) -> list[Decision]:
@@ -111,6 +111,18 @@ def test_the_first_answer_is_of_the_new_owner_after_it_was_given_the_partitions(
     assert "worker_lost  w0" in text
     assert "first answer" in text
     assert as_json(answered)["fenced_after_ms"] == 100
+
+
+def test_the_first_answer_of_a_variant_is_one_of_that_variant() -> None:
+    moves = (Move("m.CANARY", "partitions 0", "", "w1"),)
+    root = Decision("d-1-0", "worker_lost", "w0", "", 1, 100, {}, moves=(Move("m.CANARY", "replica", "w0/a", ""),))
+    given = Decision("d-1-1", "partitions_assigned", "m.CANARY", "", 1, 100, {}, moves=moves)
+    (failure,) = failures_of([root, given])
+    search = AnswerSearch([failure])
+    search.saw(result_of("of-stable", "m", "w1", 0, 110), "sie.results/0@1")
+    search.saw(structs.replace(result_of("of-canary", "m", "w1", 0, 120), variant="canary"), "sie.results/0@2")
+    assert [one.request_id for one in search.added_to(failure).answers] == ["of-canary"]
+    assert concerns(failure, "m")
 
 
 def test_a_failure_is_found_by_worker_device_or_model() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from sie_stream.auditing.deeds import Deeds, deeds_of
 from sie_stream.auditing.requests import Commits, RequestAudit, RequestVerifier, Stream, Stretch, is_finished
 from sie_stream.decisions import Decision, Move
-from sie_stream.ids import TopicPartition, derived_request_id
+from sie_stream.ids import TopicPartition, derived_request_id, variant_unit
 from sie_stream.offsets import OffsetLedger
 from sie_stream.records import CommittedOffset, Provenance, Result, Timings, Usage
 
@@ -100,6 +101,22 @@ def test_each_violation_is_named_with_its_place(kind: str) -> None:
     assert kinds(report) == {kind: 1}
     assert report.first[0].kind == kind
     assert report.first[0].where == f"sie.results/0@{len(VIOLATIONS[kind]) - 1}"
+
+
+def test_the_answer_of_a_variant_is_held_against_the_placement_of_that_variant() -> None:
+    unit = variant_unit("m", "canary")
+    placed = Decision("d-7-0", "replica_placed", unit, "", 7, T0 - 300, {}, moves=(Move(unit, "replica", "", "w1/a"),))
+    deeds = decisions()
+    deeds.placed |= deeds_of([placed]).placed
+    for epoch, worker, violations in (
+        (7, "w1", {}),
+        (7, "w0", {"placed_elsewhere": 1}),
+        (6, "w0", {"placement_unresolved": 1}),
+    ):
+        found = verifier(deeds=deeds)
+        one = result(0, placement_epoch=epoch, worker=worker, incarnation=f"{worker}-1")
+        found.result("sie.results/0@0", T0 + 12, structs.replace(one, variant="canary"))
+        assert kinds(found.close(Commits({}, {}), 0)) == violations
 
 
 @pytest.mark.parametrize("kind", ["worker_fenced", "worker_left", "worker_replaced"])

@@ -8,10 +8,11 @@ from datetime import datetime
 import pytest
 
 from schemas.codec import encode_decision
-from sie_stream.cli.decisions import Logged, as_json, lines, logged
+from sie_stream.cli.decisions import Logged, as_json, lines, logged, wanted
 from sie_stream.cli.since import since_ms
 from sie_stream.decisions import Decision, Fact, MemoryChange, Move, SolverRun
 from sie_stream.errors import ConfigError
+from sie_stream.ids import instance_id
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
@@ -107,3 +108,10 @@ def test_they_come_from_the_beginning_or_from_a_time_and_go_on_without_a_repeat(
     assert [entry.decision.cause_offset for entry in itertools.islice(following, 4)] == [0, 1, 2, 3]
     write(log, 4)
     assert next(following).decision.cause_offset == 4
+
+
+@pytest.mark.parametrize("model", ["churn", instance_id("churn"), "churn.CANARY"])
+def test_decisions_of_a_model_are_those_of_its_variants_too(model: str) -> None:
+    placed = Decision("d-8-0", "replica_placed", "churn.CANARY", "2 wanted.", 8, NOW_MS, {})
+    assert wanted(placed, model, 0)
+    assert not wanted(placed, "risk", 0)

@@ -121,3 +121,10 @@ def test_a_decision_concerns_its_subject_and_what_it_moves() -> None:
     assert concerns(lost, "w0")
     assert concerns(lost, "churn")
     assert not concerns(lost, "risk")
+
+
+def test_a_decision_about_a_variant_concerns_its_model() -> None:
+    moved = Decision("d-1-0", "worker_lost", "w0", "", 1, 1, {}, moves=(Move("churn.CANARY", "replica", "w0/a", ""),))
+    placed = Decision("d-2-0", "replica_placed", "churn.CANARY", "", 2, 1, {})
+    for decision in (moved, placed):
+        assert [concerns(decision, name) for name in ("churn", "churn.CANARY", "churn.B")] == [True, True, False]

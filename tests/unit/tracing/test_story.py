@@ -98,6 +98,17 @@ def test_a_worker_that_was_killed_leaves_an_attempt_and_its_fence() -> None:
     assert stages.index("control") < stages.index("queue")
 
 
+def test_a_partition_of_its_variant_that_moved_is_an_attempt() -> None:
+    released = ClusterFact(90, T0 + 50, PartitionReleased("w1", "w1-1", "m.CANARY", 1, 9, 100))
+    given = Decision(
+        *("d-90-1", "partitions_assigned", "m.CANARY", "They were free.", 90, T0 + 50, {}),
+        moves=(Move("m.CANARY", "partitions 0, 1", "", "w0"),),
+    )
+    found = answered(result=result(variant="canary"), work=replace(WORKED, variant="canary"))
+    assert tell(replace(found, facts=(released,), decisions=(given,))).attempts == 2
+    assert tell(answered(facts=(released,), decisions=(given,))).attempts == 1, "of the stable version nothing moved"
+
+
 def test_a_partition_of_others_that_moved_is_no_attempt() -> None:
     released = ClusterFact(90, T0 + 50, PartitionReleased("w1", "w1-1", "m", 3, 9, 100))
     given = Decision(
@@ -235,6 +246,9 @@ def test_traceparent_by_the_specification() -> None:
 
 def test_what_touches_a_request() -> None:
     assert touches(PLACED, "m", "")
+    assert touches(PLACED, "m.CANARY", ""), "what is decided about the model changes what its variants get"
+    canary = Decision("d-67-0", "replica_placed", "m.CANARY", "", 67, T0, {})
+    assert [touches(canary, unit, "") for unit in ("m.CANARY", "m", "m.B")] == [True, False, False]
     assert touches(PLACED, "other", "w0")
     assert not touches(PLACED, "other", "w1")
     assert not telling(ClusterFact(1, T0, Tick("s")))
