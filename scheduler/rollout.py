@@ -29,6 +29,7 @@ STATS_LOST_MS = 12_000
 """Without a complete window for so long the statistics count as lost."""
 
 NO_STATISTICS = "no statistics"
+SOMEBODY = "somebody unnamed"
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
 Ending = Literal["completed", "rolled_back", "aborted", "refused"]
@@ -60,6 +61,8 @@ class StepSeen(Struct, frozen=True):
     stable_p99_ms: float | None
     """Of the stable version since the rollout began."""
     gates: tuple[GateResult, ...]
+    promoted_by: str = ""
+    """Who sent it past this step whatever its gates said; empty: nobody."""
 
 
 class RolloutState(Struct, frozen=True):
@@ -87,6 +90,8 @@ class RolloutState(Struct, frozen=True):
     """Those that were left, oldest first."""
     forced: bool = False
     """Somebody promoted it whatever the gates say: they are still judged, and roll nothing back."""
+    promoted_by: str = ""
+    """Who did."""
     paused: str = ""
     """Who paused it."""
     holding: str = ""
@@ -183,6 +188,7 @@ def _left(state: RolloutState, now_ms: int) -> RolloutState:
         p99_ms=quantile(new.latency, 0.99),
         stable_p99_ms=quantile(state.old.latency, 0.99),
         gates=state.gates,
+        promoted_by=state.promoted_by,
     )
     return structs.replace(state, steps=(*state.steps, seen))
 
@@ -294,7 +300,8 @@ def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutStat
             return _end(state, "rolled_back", why, now_ms)
         held = f"{state.version_before} has no replica left to go back to, so it goes on in spite of {why}"
         return _hold(state, held)
-    done = ended(state, "completed", "All steps passed.", now_ms)
+    why = f"Promoted by {state.promoted_by or SOMEBODY}." if state.forced else "All steps passed."
+    done = ended(state, "completed", why, now_ms)
     return done, Said(
         "rollout_completed", f"{state.version} is the stable version.", "Its traffic would have two homes."
     )
@@ -307,7 +314,7 @@ def paused(state: RolloutState, actor: str) -> RolloutState | None:
     """None: there is nothing to pause."""
     if state.phase not in ("loading", "serving") or state.paused:
         return None
-    return structs.replace(state, paused=actor or "somebody unnamed")
+    return structs.replace(state, paused=actor or SOMEBODY)
 
 
 def resumed(state: RolloutState, now_ms: int) -> RolloutState | None:
@@ -319,13 +326,15 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
     if state.phase not in ("loading", "serving") or not seen.ready:
         return None
     last = len(state.plan.steps) - 1
+    by = structs.replace(state, forced=True, promoted_by=actor or SOMEBODY)
+    reason = f"{actor or 'Somebody unnamed'} promotes it."
     if state.phase == "serving" and state.step == last and state.share == FULL:
-        return _adopt(structs.replace(state, forced=True), f"{actor or 'Somebody unnamed'} promotes it.", now_ms)
-    base = structs.replace(state, phase="serving", paused="", heard_ms=now_ms, forced=True)
+        return _adopt(by, reason, now_ms)
+    base = structs.replace(by, phase="serving", paused="", heard_ms=now_ms)
     full = structs.replace(
         base, plan=structs.replace(base.plan, steps=(FULL,), hold_ms=0, samples_min=1, promotes=True)
     )
-    moved, said = _to_step(full, 0, f"{actor or 'Somebody unnamed'} promotes it.", now_ms)
+    moved, said = _to_step(full, 0, reason, now_ms)
     return structs.replace(moved, phase="adopting"), said
 
 

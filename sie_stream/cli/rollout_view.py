@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scheduler.rollout import FULL, RolloutState, StepSeen
+from scheduler.rollout import FULL, Ending, RolloutState, StepSeen
 from scheduler.state import ClusterState, ModelState
 from scheduler.verdicts import GateResult
 from sie_stream.cli.since import shown_time
@@ -65,7 +65,7 @@ def step_rows(rollout: RolloutState, now_ms: int) -> list[dict[str, Any]]:
     """Every step of the plan: those that passed, the present one, and what is to come."""
     last = len(rollout.steps) - 1
     rows = [
-        _step(seen, "failed" if number == last and rollout.ending not in (None, "completed") else "passed")
+        _step(seen, _left_as(seen, rollout.ending if number == last else None))
         for number, seen in enumerate(rollout.steps)
     ]
     if rollout.phase in ("serving", "adopting") and rollout.step >= 0:
@@ -86,6 +86,13 @@ def step_rows(rollout: RolloutState, now_ms: int) -> list[dict[str, Any]]:
         ahead = rollout.plan.steps[rollout.step + 1 :]
         rows += [dict.fromkeys(STEPS) | {"share": _percent(share), "state": "to come"} for share in ahead]
     return rows
+
+
+def _left_as(seen: StepSeen, ending: Ending | None) -> str:
+    """How a step was left; `ending`: of the rollout, if it was its last one."""
+    if ending not in (None, "completed"):
+        return "aborted" if ending == "aborted" else "failed"
+    return f"promoted by {seen.promoted_by}" if seen.promoted_by else "passed"
 
 
 def _step(seen: StepSeen, state: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from sie_stream.cli.rollout_view import history_rows, history_table_rows, picture, status_rows
 from sie_stream.commands import RolloutOrder
 from sie_stream.control import InstanceRow
-from tests.unit.scheduler.rolling import UNIT, Rolling, answered
+from tests.unit.scheduler.rolling import ALIVE, UNIT, Rolling, answered
 
 
 def test_status_and_history() -> None:
@@ -62,3 +62,26 @@ def test_instance_row_lists_replicas_of_both_variants() -> None:
         ("stable", "1.0.0", "ready"),
         ("canary", "2.0.0", "ready"),
     ]
+
+
+def test_what_somebody_promoted_passed_nothing() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "promote", actor="ada"))
+    cluster.make_ready()
+    cluster.wait(500, ALIVE)
+    [ended] = history_rows(cluster.machine.state)
+    assert (ended["ending"], ended["why"]) == ("completed", "Promoted by ada.")
+    steps = [(one["share"], one["state"], one["samples"]) for one in ended["steps"]]
+    assert steps == [("10 %", "promoted by ada", 0), ("100 %", "promoted by ada", 0)]
+
+
+def test_a_step_that_somebody_ended_did_not_fail() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.windows()
+    cluster.append(RolloutOrder("churn", "abort", actor="ada"))
+    [ended] = history_rows(cluster.machine.state)
+    assert [(one["share"], one["state"]) for one in ended["steps"]] == [("10 %", "passed"), ("20 %", "aborted")]
