@@ -83,7 +83,7 @@ class RolloutState(Struct, frozen=True):
     """Of the keys, out of 10,000, in the route."""
     ranges: tuple[Range, ...] = ()
     since_ms: int = 0
-    """Since when the present step counts: later than its start when it had to hold without statistics."""
+    """Since when the present step is held: later than its start when it had to hold without statistics."""
     step_ms: int = 0
     """When the present step began."""
     steps: tuple[StepSeen, ...] = ()
@@ -245,10 +245,17 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if state.paused:
         return state, None
     if now_ms - state.heard_ms > STATS_LOST_MS:
-        why = f"{NO_STATISTICS}: no complete window has come for a while, and nothing is promoted without"
-        return _hold(_counting_anew(state, now_ms), why)
+        why = (
+            f"{NO_STATISTICS}: for {STATS_LOST_MS // 1_000} s no answers were reported (no traffic, or nobody counts "
+            "them), and nothing is promoted without; what was counted stays"
+        )
+        return _hold(state, why)
     if state.holding.startswith(NO_STATISTICS):
-        said = Said("rollout_goes_on", "Statistics come again; the step counts from now.", "It would hold.")
+        said = Said(
+            "rollout_goes_on",
+            "Statistics come again; what was counted stays, and the step is held anew.",
+            "It would hold.",
+        )
         return structs.replace(state, holding="", since_ms=now_ms), said
     last = state.step == len(state.plan.steps) - 1
     if last and not state.plan.promotes:
@@ -362,7 +369,7 @@ def add_window(state: RolloutState, window: VariantWindow, now_ms: int) -> Rollo
             heard_ms=now_ms,
         )
     moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms)
-    if window.start_ms < state.since_ms and state.step > 0:
+    if window.start_ms < state.step_ms and state.step > 0:
         return moved  # of the step before
     new = added(state.new, window.stats)
     latency = with_window(state.latency, state.stable_latency, window.start_ms, window.stats.latency)

@@ -135,7 +135,7 @@ def resume(
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Go on; the present step counts anew.
+    """Go on; the present step is held anew.
 
     \b
     Examples:

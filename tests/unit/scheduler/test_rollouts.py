@@ -157,6 +157,25 @@ def test_loss_of_statistics_holds_and_never_promotes() -> None:
     assert cluster.shares()["canary"] == 2_000
 
 
+def test_a_pause_of_the_traffic_takes_no_samples_away() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.windows(1, new=answered(60))
+    cluster.wait(60_000, ALIVE)
+    held = cluster.model().rollouts["canary"]
+    assert (held.new.samples, held.share) == (60, 1_000)
+    assert "what was counted stays" in held.holding
+    cluster.windows(1, new=answered(60))
+    assert cluster.model().rollouts["canary"].share == 1_000, "120 of 100 samples, but it is held anew"
+    cluster.windows(1, new=answered(1))
+    assert cluster.model().rollouts["canary"].share == 2_000
+    cluster.windows(1, new=answered(60))
+    cluster.wait(60_000, ALIVE)
+    cluster.windows(1, new=answered(30))
+    assert cluster.model().rollouts["canary"].new.samples == 90, "what ends the pause counts as well"
+
+
 def test_broken_and_repeated_windows_count_nothing() -> None:
     cluster = Rolling()
     cluster.roll()
