@@ -226,20 +226,22 @@ def rollout_order(step: Step, record: RolloutOrder) -> None:
 def _order(step: Step, model: ModelState, rollout: RolloutState, record: RolloutOrder) -> None:
     actor = record.actor or "somebody unnamed"
     after: RolloutState | None = None
-    said = Said(f"rollout_{record.order}d", f"Asked for by {actor}.")
+    at = f"{rollout.share * 100 / FULL:g} % of the keys"
+    said = Said("rollout_paused", f"Paused by {actor}: {rollout.version} stays at {at}; a breach still takes it back.")
     match record.order:
         case "pause":
             after = paused(rollout, record.actor)
         case "resume":
             after = resumed(rollout, step.now_ms)
+            said = Said("rollout_resumed", f"Resumed by {actor}: {rollout.version} goes on from {at}, held anew.")
         case "promote":
             moved = promoted(rollout, _seen(step, model, rollout), record.actor, step.now_ms)
             if moved is not None and len(model.rollouts) == 1:  # it is to get all keys
                 after, said = moved
         case "abort" | "undo":
             if rollout.phase != "adopting" or _old_ready(step, model):
-                after = ended(rollout, "aborted", f"Asked for by {actor}.", step.now_ms)
-                said = Said("rollout_aborted", f"Asked for by {actor}. No key goes to {rollout.version} any more.")
+                after = ended(rollout, "aborted", f"Aborted by {actor}.", step.now_ms)
+                said = Said("rollout_aborted", f"Aborted by {actor}: no key goes to {rollout.version} any more.")
     if after is None:
         state = f"{rollout.phase}{', paused' if rollout.paused else ''}"
         _ignored(step, record, f"It cannot be done now: the rollout of {rollout.version} is {state}.")

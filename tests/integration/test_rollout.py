@@ -120,5 +120,7 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
     kinds = [one["kind"] for one in shell.json("decisions", "--model", MODEL)]
     assert kinds.count("route_held") >= 4
     shell.run("audit", "decisions")
-    assert [one["kind"] for one in shell.json("decisions", "--model", "wine-rf.CANARY") if one["kind"] == "replica_placed"]
+    assert [
+        one["kind"] for one in shell.json("decisions", "--model", "wine-rf.CANARY") if one["kind"] == "replica_placed"
+    ]
     shell.run("audit", "verify", "--from", "24h")

@@ -244,6 +244,19 @@ def test_pause_resume_promote_and_undo() -> None:
     assert cluster.rollout_decisions()[-2:] == ["rollout_undone", "rollout_ignored"]
 
 
+def test_what_people_order_is_answered_with_what_follows() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    for order, said in (
+        ("pause", "Paused by ada: 2.0.0 stays at 10 % of the keys; a breach still takes it back."),
+        ("resume", "Resumed by ada: 2.0.0 goes on from 10 % of the keys, held anew."),
+        ("abort", "Aborted by ada: no key goes to 2.0.0 any more."),
+    ):
+        [answer] = decisions(cluster.append(RolloutOrder("churn", order, actor="ada")))[:1]
+        assert answer.reason == said
+
+
 def test_abort_and_delete_end_it() -> None:
     cluster = Rolling()
     cluster.roll()
