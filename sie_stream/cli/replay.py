@@ -67,7 +67,9 @@ def replay(
     parquet: Annotated[Path | None, typer.Option(help="Write every compared record to this file.")] = None,
     harmful: Annotated[bool, typer.Option("--harmful", help="Also inputs that no engine survived.")] = False,
     niceness: Annotated[int, typer.Option("--nice", help="How far engines step back for others.", min=0, max=19)] = 10,
-    fail: Annotated[bool, typer.Option("--fail/--no-fail", help="Exit 1 when something differs.")] = True,
+    fail: Annotated[
+        bool, typer.Option("--fail/--no-fail", help="Exit 1 when something differs, or nothing is compared.")
+    ] = True,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:

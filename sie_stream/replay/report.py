@@ -105,7 +105,13 @@ class Report(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        return not self.different and not self.causes.keys() - HARMLESS and not self.partial
+        """Something was looked at, and it is what it was."""
+        return not (self.empty or self.different or self.causes.keys() - HARMLESS or self.partial)
+
+    @property
+    def empty(self) -> bool:
+        """There was nothing to compare, and so it is neither the same nor different."""
+        return not (self.replayed or self.causes or self.partial)
 
 
 class _Model(Struct):

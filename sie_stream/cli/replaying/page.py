@@ -48,6 +48,8 @@ def _headline(report: Report) -> Iterable[str]:
     word = (
         '<strong class="same">All the same.</strong>'
         if report.same
+        else '<strong class="partial">Nothing compared.</strong>'
+        if report.empty
         else '<strong class="differs">Not all the same.</strong>'
     )
     yield (

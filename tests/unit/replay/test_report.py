@@ -6,7 +6,9 @@ from html.parser import HTMLParser
 
 import msgspec
 
+from sie_stream.cli.output import console
 from sie_stream.cli.replaying.page import report_page
+from sie_stream.cli.replaying.show import show_report
 from sie_stream.replay.compare import Again, Original, verdict
 from sie_stream.replay.report import EXAMPLES_MAX, Place, Report, Tally, what_is_exact
 
@@ -45,8 +47,22 @@ def test_counts_add_up_and_lists_are_bounded() -> None:
 
 def test_nothing_different_is_the_same_unless_partial() -> None:
     tally = Tally()
+    tally.same([Original("r1", "ok", "m", "1", "w", "e", b"{}", "", None, 8, 1.0, 2.0, 0)], "1", 1.0)
     assert tally.finish("x", "", 0.0, partial=False).same
     assert not tally.finish("x", "", 0.0, partial=True).same
+
+
+def test_of_nothing_is_not_said_that_it_is_the_same() -> None:
+    tally = Tally()
+    tally.not_scored("expired")
+    report = tally.finish("x", "", 0.0, partial=False)
+    assert (report.same, report.empty) == (False, True)
+    assert "Nothing compared." in report_page(report)
+    with console.capture() as said:
+        show_report(report)
+    assert "nothing compared" in said.get()
+    tally.absent(Place("sie.work.m", 0, 1), "late", "m", "missing", "no terminal record")
+    assert not tally.finish("x", "", 0.0, partial=False).empty
 
 
 class Outline(HTMLParser):
