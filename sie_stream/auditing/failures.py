@@ -1,7 +1,9 @@
 """Failures as chains of decisions: what broke, what the scheduler did about it, and who answered first there. Pure.
 
-A decision follows from another when it names, as a fact, the record that caused the other; so a chain is found by the
-offsets of sie.cluster alone, in one pass over sie.decisions.
+A decision follows from another when it has the same cause, or names the other's cause as a fact. One record causes
+decisions about many models, a tick those of all whose time has come: so what is about a model leads only to what
+names the same model, while what befalls a worker, a device, an engine or a scheduler leads to all that it caused. One
+pass over sie.decisions finds a chain.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from sie_stream.decisions import Decision
+from sie_stream.decisions import Decision, about
 from sie_stream.records import Result
 from sie_stream.rollout_records import answering_unit
 
@@ -27,6 +29,8 @@ ROOTS = (
 """Kinds of decisions with which a failure begins."""
 CONTEXT = frozenset({"ApplyModel", "WorkerJoined", "WorkerHeartbeat"})
 """Kinds of facts that only say what something is about; they link nothing."""
+WIDE = frozenset({"worker", "device", "engine", "scheduler"})
+"""First words of kinds of decisions about what many models share."""
 CHAIN_MAX = 1_000
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -69,16 +73,37 @@ class Failure(Struct, frozen=True):
         return max(0, min(answer.finished_at_ms for answer in self.answers) - self.root.at_ms)
 
 
+class _Reached:
+    """Records that caused what is in a chain, and whom each of them is followed for."""
+
+    def __init__(self) -> None:
+        self._whole: set[int] = set()
+        self._names: dict[int, set[str]] = {}
+
+    def add(self, decision: Decision) -> None:
+        if decision.kind.partition("_")[0] in WIDE:
+            self._whole.add(decision.cause_offset)
+        self._names.setdefault(decision.cause_offset, set()).update(about(decision))
+
+    def leads_to(self, decision: Decision) -> bool:
+        causes = (fact.offset for fact in decision.facts[1:] if fact.kind not in CONTEXT)
+        names = about(decision)
+        return any(
+            offset in self._whole or not names.isdisjoint(self._names.get(offset, ()))
+            for offset in (decision.cause_offset, *causes)
+        )
+
+
 def chain_of(decisions: Sequence[Decision], root: Decision) -> tuple[Decision, ...]:
     """What followed from `root`, in the order of the log. At most CHAIN_MAX."""
-    reached = {root.cause_offset}
+    reached = _Reached()
+    reached.add(root)
     chain: list[Decision] = []
     for decision in decisions:
         if decision.cause_offset < root.cause_offset or decision.decision == root.decision:
             continue
-        causes = (fact.offset for fact in decision.facts[1:] if fact.kind not in CONTEXT)
-        if decision.cause_offset in reached or any(offset in reached for offset in causes):
-            reached.add(decision.cause_offset)
+        if reached.leads_to(decision):
+            reached.add(decision)
             chain.append(decision)
             if len(chain) == CHAIN_MAX:
                 break

@@ -6,7 +6,7 @@ from msgspec import Raw, structs
 
 from sie_stream.auditing.failures import AnswerSearch, Failure, chain_of, failures_of
 from sie_stream.cli.failures import as_json, concerns, lines
-from sie_stream.control import ApplyModel, DeviceLost, WorkerExited
+from sie_stream.control import ApplyModel, DeviceLost, ReplicaFailed, WorkerExited
 from sie_stream.decisions import Decision, Move
 from sie_stream.records import Provenance, Result, Timings, Usage
 from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_json
@@ -68,6 +68,31 @@ def test_what_has_nothing_to_do_with_it_is_not_in_the_chain() -> None:
     assert {decision.subject for decision in failure.chain} == {"churn"}
     assert [decision.kind for decision in failure.chain][-1] == "partitions_assigned"
     assert failure.chain == chain_of(decisions(cluster.commands), failure.root)
+
+
+def test_models_that_fail_and_are_tried_again_at_the_same_time_are_failures_of_their_own() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a", devices=2))
+    for name in ("churn", "risk"):
+        cluster.apply(spec_json(name))
+    for _ in range(3):
+        for name in ("churn", "risk"):
+            for replica in list(cluster.model(name).replicas):
+                args = ("w0", "a", name, "1.0.0", replica.placement_epoch, "weights_missing", "no file.")
+                cluster.append(ReplicaFailed(*args))
+        cluster.wait(60_000, (("w0", "a"),))
+    known = decisions(cluster.commands)
+    causes = [one.cause_offset for one in known if one.kind == "replica_placed"]
+    assert len(causes) > len(set(causes)), "one record brings replicas of both back"
+    found = failures_of(known)
+    assert [(one.root.kind, one.root.subject) for one in found] == [
+        ("replica_failed", "churn"),
+        ("replica_failed", "risk"),
+    ]
+    for failure in found:
+        assert {decision.subject for decision in failure.chain} == {failure.root.subject}
+        assert [one.kind for one in failure.chain].count("replica_failed") == 2
 
 
 def test_an_engine_that_dies_again_is_one_failure_up_to_where_its_replica_went() -> None:
