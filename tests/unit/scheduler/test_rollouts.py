@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import msgspec
 import pytest
@@ -248,11 +249,12 @@ def test_what_people_order_is_answered_with_what_follows() -> None:
     cluster = Rolling()
     cluster.roll()
     cluster.make_ready(UNIT)
-    for order, said in (
+    answers: tuple[tuple[Literal["pause", "resume", "abort"], str], ...] = (
         ("pause", "Paused by ada: 2.0.0 stays at 10 % of the keys; a breach still takes it back."),
         ("resume", "Resumed by ada: 2.0.0 goes on from 10 % of the keys, held anew."),
         ("abort", "Aborted by ada: no key goes to 2.0.0 any more."),
-    ):
+    )
+    for order, said in answers:
         [answer] = decisions(cluster.append(RolloutOrder("churn", order, actor="ada")))[:1]
         assert answer.reason == said
 
