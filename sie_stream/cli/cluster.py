@@ -18,6 +18,7 @@ from sie_stream.cli.topics import register_schemas
 from sie_stream.control import WorkerExited
 from sie_stream.deadline import Deadline
 from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker
+from sie_stream.edge.broker_home import HOST, is_free
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import settings_environment
 from sie_stream.edge.java import Compiler
@@ -181,6 +182,15 @@ def refuse_if_running(state_dir: Path) -> None:
         raise ConfigError(
             f"already running here (pid {running.supervisor_pid}, state in {state_dir}). "
             "Stop it with `sie-stream down`, or set SIE_STREAM_STATE_DIR to another folder."
+        )
+
+
+def refuse_taken_port(port: int) -> None:
+    """Raises ConfigError when metrics cannot be served at this port of this machine; 0: they are not."""
+    if port and not is_free(port):
+        raise ConfigError(
+            f"--metrics-port {port}: {HOST}:{port} is taken, or may not be used. "
+            "Choose another port, or 0 for no metrics."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sie_stream.cli.cluster import Cluster, Layout, start_detached
+from sie_stream.cli.cluster import Cluster, Layout, refuse_if_running, refuse_taken_port, start_detached
 from sie_stream.cli.output import OutputFormat, OutputOption, console, show_json, show_rows
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.stop import Interrupted, StopFlag
@@ -67,6 +67,8 @@ def up(
         metrics_port=metrics_port,
         compiler="steady",
     )
+    refuse_if_running(Path(settings.state_dir).absolute())
+    refuse_taken_port(metrics_port)
     if detach:
         arguments = again(layout) + (["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else [])
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)

@@ -81,7 +81,9 @@ class Supervisor:
         assert spec.name not in self.children, spec.name
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         log_path = self.logs_dir / f"{spec.name}.log"
-        child = Child(spec, log_path, *self._spawn(spec, log_path), started_at=time.monotonic())
+        # What an earlier run left in this log says nothing of this process.
+        earlier = log_path.stat().st_size if log_path.exists() else 0
+        child = Child(spec, log_path, *self._spawn(spec, log_path), started_at=time.monotonic(), log_offset=earlier)
         self.children[spec.name] = child
         return child
 
@@ -102,18 +104,16 @@ class Supervisor:
         return process, incarnation
 
     def wait_ready(self, timeout_s: float, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait until every child has written its ready line. Raises ProcessFailed naming the first that did not."""
+        """Wait until every child has written its ready line. Raises ProcessFailed naming the first that did not.
+
+        A child that ends meanwhile fails the start, also when it had been ready.
+        """
         deadline = time.monotonic() + timeout_s
-        while waiting := [child for child in self.children.values() if not self._is_ready(child)]:
-            for child in waiting:
-                code = child.process.poll()
-                if code == EXIT_FENCED:
-                    self.watch()  # two of a kind started at once: the one that lost the race comes again and stands by
-                elif code is not None:
-                    raise ProcessFailed(
-                        f"{child.spec.name} ended with code {code} before it was ready.\n"
-                        f"End of {child.log_path}:\n{log_tail(child.log_path)}"
-                    )
+        while True:
+            self._refuse_the_ended()
+            waiting = [child for child in self.children.values() if not self._is_ready(child)]
+            if not waiting:
+                return
             if time.monotonic() > deadline:
                 names = ", ".join(child.spec.name for child in waiting)
                 raise ProcessFailed(
@@ -123,7 +123,21 @@ class Supervisor:
             tick()
             time.sleep(0.05)
 
+    def _refuse_the_ended(self) -> None:
+        for child in self.children.values():
+            code = child.process.poll()
+            if code == EXIT_FENCED:
+                self.watch()  # two of a kind started at once: the one that lost the race comes again and stands by
+            elif code is not None:
+                when = "after it was ready" if child.ready else "before it was ready"
+                raise ProcessFailed(
+                    f"{child.spec.name} ended with code {code} {when}.\n"
+                    f"End of {child.log_path}:\n{log_tail(child.log_path)}"
+                )
+
     def _is_ready(self, child: Child) -> bool:
+        if child.restart_at is not None:
+            return False  # what it wrote, an earlier life wrote
         if not child.ready:
             with child.log_path.open("rb") as log:
                 log.seek(child.log_offset)
