@@ -6,7 +6,7 @@ import getpass
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,7 +148,7 @@ def shred_(
 
 @app.command("open")
 def open_(ring: RingOption = None, bootstrap_servers: BootstrapOption = None) -> None:
-    """Results in JSON, one a line, from standard input: the same with encrypted outputs in plain.
+    """Results in JSON from standard input, as a list or one a line: each on a line, encrypted outputs in plain.
 
     What cannot be read stays as it is, and why is said on standard error. Exit code 1 when there was any.
 
@@ -160,18 +160,34 @@ def open_(ring: RingOption = None, bootstrap_servers: BootstrapOption = None) ->
     with _topic(bootstrap_servers) as (connection, reader):
         opener = Opener(read_key_table(reader, connection.settings.topics), keyring)
     closed = 0
-    for number, line in enumerate(sys.stdin, 1):
-        try:
-            result = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"line {number} is no result: {error}") from error
+    for place, result in read_results(sys.stdin):
         outputs, refused = plain_outputs(opener, str(result.get("model", "")), result.get("outputs"))
         for why in refused:
-            typer.echo(f"line {number}: {why}", err=True)
+            typer.echo(f"{place}: {why}", err=True)
         closed += len(refused)
         typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
     if closed:
         raise typer.Exit(1)
+
+
+def read_results(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Results and where each stood: of JSON lines as they come, or of one JSON list, as `results -o json` writes it.
+
+    Raises ConfigError for what is neither.
+    """
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for number, line in numbered:
+        listed = line.lstrip().startswith("[")
+        text = "".join((line, *(more for _, more in numbered))) if listed else line
+        try:
+            found = msgspec.json.decode(text, type=list[dict[str, Any]] if listed else dict[str, Any])
+        except msgspec.DecodeError as error:
+            what = "is no list of results" if listed else "is no result"
+            raise ConfigError(f"line {number}{' and what follows' if listed else ''} {what}: {error}") from error
+        if isinstance(found, list):
+            yield from ((f"result {index}", result) for index, result in enumerate(found, 1))
+        else:
+            yield f"line {number}", found
 
 
 def plain_outputs(opener: Opener, model: str, outputs: object) -> tuple[object, list[str]]:

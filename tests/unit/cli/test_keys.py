@@ -1,0 +1,38 @@
+"""`sie-stream keys`: what `keys open` takes from standard input, and what `keys shred` says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sie_stream.cli.keys import read_results
+from sie_stream.errors import ConfigError
+
+FOUND = [{"request_id": "a", "outputs": {"x": [1]}}, {"request_id": "b", "outputs": None}]
+
+
+def test_results_are_read_one_a_line_and_as_the_list_that_results_writes() -> None:
+    lines = [json.dumps(one) + "\n" for one in FOUND]
+    listed = (json.dumps(FOUND, indent=2) + "\n").splitlines(keepends=True)
+    assert list(read_results([lines[0], "\n", lines[1]])) == [("line 1", FOUND[0]), ("line 3", FOUND[1])]
+    assert list(read_results(listed)) == [("result 1", FOUND[0]), ("result 2", FOUND[1])]
+    assert list(read_results([json.dumps(FOUND)])) == [("result 1", FOUND[0]), ("result 2", FOUND[1])]
+    assert list(read_results(["[]\n"])) == []
+
+
+def test_lines_are_read_as_they_come() -> None:
+    def endless() -> object:
+        yield json.dumps(FOUND[0])
+        raise AssertionError("asked for more before the first was used")
+
+    assert next(read_results(endless())) == ("line 1", FOUND[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [(["7\n"], "line 1 is no result"), (["\n", "[7]\n"], "line 2 and what follows is no list of results")],
+)
+def test_anything_else_is_refused_with_its_place(lines: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        list(read_results(lines))
