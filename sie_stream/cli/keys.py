@@ -23,6 +23,7 @@ from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.key_topic import rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
 from sie_stream.errors import ConfigError
+from sie_stream.privacy.datakeys import Shredded
 from sie_stream.privacy.forms import Hashed, Sealed, changed_forms, hashed_text, sealed_text
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 from topics.edge.admin import KafkaAdmin
@@ -123,7 +124,8 @@ def shred_(
     """Remove every data key of a person: nobody can ever read what was encrypted for them. It cannot be undone.
 
     Kafka takes the keys off its disks within a day. Fields marked `hash` stay hashes. Requests of that person that are
-    answered later are encrypted with a new key; when some were under way, run it again after them.
+    answered later are encrypted with a new key; when some were under way, run it again after them. Exit code 1 when
+    nothing was ever held for that person.
 
     \b
     Examples:
@@ -143,7 +145,19 @@ def shred_(
             fact, removed = shred(reader, writer, settings.topics, name, told)
         finally:
             writer.close()
-    _tell({"subject": fact.subject, "removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms}, output)
+    if output is OutputFormat.JSON:
+        show_json({"subject": fact.subject, "removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms})
+    else:
+        console.print("\n".join(shredded_in_words(subject, fact, removed)), highlight=False, markup=False)
+
+
+def shredded_in_words(person: str, fact: Shredded, removed: int) -> Iterator[str]:
+    """What happened to the keys of a person, for people."""
+    if removed:
+        yield f"shredded {person}: {removed} of {len(fact.data_keys)} data keys now, at {shown_time(fact.at_ms)}"
+    else:
+        yield f"{person} was shredded before, at {shown_time(fact.at_ms)} by {fact.actor}; nothing is held since"
+    yield f"`keys list` shows this person as {fact.subject}"
 
 
 @app.command("open")

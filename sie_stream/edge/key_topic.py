@@ -11,13 +11,19 @@ from pathlib import Path
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.keyring import Keyring
-from sie_stream.errors import ConfigError
+from sie_stream.errors import ConfigError, SieError
 from sie_stream.ids import TopicNames
 from sie_stream.ports import LogReader, TransactionalWriter
 from sie_stream.privacy.datakeys import KeyTable, Shredded, key_write, shred_writes, shredded_now
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 
 KEYS_AT_ONCE = 5_000
+
+
+class NothingHeld(SieError):
+    """There is nothing to shred, and nothing ever was: nothing is recorded."""
+
+    code = "nothing_held"
 
 
 def open_keys(connection: Connection) -> Opener:
@@ -43,11 +49,20 @@ def shred(
 ) -> tuple[Shredded, int]:
     """The fact that is on the log now, and how many data keys it removed.
 
-    subject: as the key ring calls it. told: when (ms), who, why. Raises Fenced when somebody else came after us.
+    A subject that was shredded and has no key since keeps the fact of then. subject: as the key ring calls it. told:
+    when (ms), who, why. Raises NothingHeld for a subject that the log does not know, Fenced when somebody else came
+    after us.
     """
     writer.init()
     table = _existing(reader, names)
     removed = len(table.of(subject))
+    if not removed:
+        if (earlier := table.shreds.get(subject)) is not None:
+            return earlier, 0
+        raise NothingHeld(
+            f"nothing is held for this person: {names.keys} has no data key of subject {subject}, and never had. "
+            "Is the person spelt as in the requests? Fields marked `hash` need no data key."
+        )
     fact = shredded_now(table, subject, *told)
     writer.begin()
     writer.write(shred_writes(names.keys, table, fact))

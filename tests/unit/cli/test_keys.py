@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from sie_stream.cli.keys import read_results
+from sie_stream.cli.keys import read_results, shredded_in_words
 from sie_stream.errors import ConfigError
+from sie_stream.privacy.datakeys import Shredded
 
 FOUND = [{"request_id": "a", "outputs": {"x": [1]}}, {"request_id": "b", "outputs": None}]
 
@@ -36,3 +37,11 @@ def test_lines_are_read_as_they_come() -> None:
 def test_anything_else_is_refused_with_its_place(lines: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         list(read_results(lines))
+
+
+def test_a_shredding_is_told_with_the_person_and_a_time_that_people_read() -> None:
+    fact = Shredded("6f1c", ("k1", "k2"), 1_760_000_000_000, "ada")
+    now, before = ("\n".join(shredded_in_words("customer-17", fact, removed)) for removed in (1, 0))
+    assert "shredded customer-17: 1 of 2 data keys now, at 2025-10-" in now
+    assert "customer-17 was shredded before, at 2025-10-" in before
+    assert "6f1c" in now

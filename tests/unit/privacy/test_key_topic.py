@@ -14,7 +14,7 @@ from sie_stream.cli.keys import plain_outputs
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.control import ModelRow
 from sie_stream.edge.key_table import read_key_table
-from sie_stream.edge.key_topic import rewrap, shred
+from sie_stream.edge.key_topic import NothingHeld, rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek
 from sie_stream.errors import ConfigError, Fenced
 from sie_stream.ids import TopicNames
@@ -44,10 +44,10 @@ class Log:
     def reader(self) -> LogReader:
         return self.sim.reader("g")
 
-    def shred(self, subject: str) -> int:
+    def shred(self, subject: str, told: tuple[int, str, str] = (7, "ada", "asked for")) -> int:
         writer = self.sim.transactional_writer(NAMES.keys_transactional_id)
         name = self.ring.keyring.subject_of(subject.encode())
-        return shred(self.reader, writer, NAMES, name, (7, "ada", "asked for"))[1]
+        return shred(self.reader, writer, NAMES, name, told)[1]
 
     def opener(self, ring: Keyring) -> Opener:
         return Opener(read_key_table(self.reader, NAMES), ring)
@@ -60,8 +60,6 @@ def log(tmp_path: Path) -> Log:
 
 def test_shredding_leaves_a_fact_and_nothing_to_read(log: Log) -> None:
     assert log.shred("ada") == 1
-    assert log.shred("ada") == 0
-    assert log.shred("nobody") == 0
     opener = log.opener(log.ring.keyring)
     outputs, refused = plain_outputs(opener, "m", json.loads(log.ada))
     assert outputs == json.loads(log.ada)
@@ -69,6 +67,19 @@ def test_shredding_leaves_a_fact_and_nothing_to_read(log: Log) -> None:
     assert "was shredded" in refused[0]
     assert plain_outputs(opener, "m", json.loads(log.bob)) == ({"reason": "because of Bob"}, [])
     fact = opener.table.shreds[log.ring.keyring.subject_of(b"ada")]
+    assert (fact.at_ms, fact.actor, fact.reason, len(fact.data_keys)) == (7, "ada", "asked for", 1)
+
+
+def test_a_person_for_whom_nothing_is_held_is_told_and_not_recorded(log: Log) -> None:
+    with pytest.raises(NothingHeld, match="nothing is held for this person"):
+        log.shred("adda")
+    assert log.opener(log.ring.keyring).table.shreds == {}
+
+
+def test_shredding_again_keeps_when_and_why_it_was_done(log: Log) -> None:
+    assert log.shred("ada") == 1
+    assert log.shred("ada", (9, "eve", "again")) == 0
+    [fact] = log.opener(log.ring.keyring).table.shreds.values()
     assert (fact.at_ms, fact.actor, fact.reason, len(fact.data_keys)) == (7, "ada", "asked for", 1)
 
 
