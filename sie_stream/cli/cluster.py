@@ -22,6 +22,7 @@ from sie_stream.edge.broker_home import HOST, is_free
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import settings_environment
 from sie_stream.edge.java import Compiler
+from sie_stream.edge.kafka_reach import refuse_unreachable
 from sie_stream.edge.supervisor import Child, ProcessFailed, ProcessSpec, RunState, Supervisor, log_tail
 from sie_stream.errors import ConfigError, LogError
 from sie_stream.records import LogWrite
@@ -95,6 +96,7 @@ class Cluster:
 
     def _start_broker(self) -> None:
         if self.settings.bootstrap_servers:
+            refuse_unreachable(self.settings.bootstrap_servers)
             return
         self._say("broker: Apache Kafka (embedded)")
         config = BrokerConfig(

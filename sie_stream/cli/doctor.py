@@ -20,6 +20,7 @@ from sie_stream.edge.connection import Connection, NotRunning
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.java import find_java
 from sie_stream.edge.kafka_jars import default_cache_dir, missing_jars
+from sie_stream.edge.kafka_reach import NoBroker
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import SieError
 
@@ -99,6 +100,9 @@ def running_findings(bootstrap_servers: str | None) -> Iterator[Finding]:
         connection = Connection.open(bootstrap_servers)
     except NotRunning as error:
         yield Finding("broker", "warning", "not running", str(error))
+        return
+    except NoBroker as error:
+        yield Finding("broker", "wrong", "no answer", str(error))
         return
     broker = _guarded("broker", lambda: _reach(connection), "is the address right, is Kafka up?")
     yield broker

@@ -135,9 +135,20 @@ def common(
     """Commands find Kafka by --bootstrap-servers, SIE_STREAM_BOOTSTRAP_SERVERS, or the `up` running in this folder."""
 
 
+class FirstOnly(logging.Filter):
+    """Lets the first message pass: a Kafka client says the same again each time that it tries to connect."""
+
+    told = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        told, self.told = self.told, self.told or record.levelno >= logging.ERROR
+        return not told
+
+
 def main() -> None:
     """Entry point: expected errors become one line on standard error and exit code 1."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")  # passing trouble of Kafka clients is not news here
+    logging.getLogger("sie_stream.kafka").addFilter(FirstOnly())
     try:
         app()
     except SieError as error:

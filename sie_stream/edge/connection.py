@@ -9,6 +9,7 @@ import msgspec
 
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
+from sie_stream.edge.kafka_reach import refuse_unreachable
 from sie_stream.edge.kafka_reader import FETCH_WAIT_MS
 from sie_stream.edge.supervisor import RunState
 from sie_stream.errors import ConfigError
@@ -30,17 +31,24 @@ class Connection:
 
     @classmethod
     def open(cls, bootstrap_servers: str | None = None) -> Self:
-        """Raises NotRunning when neither a flag, nor the environment, nor a local run says where Kafka is."""
-        settings = load_settings({"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {})
+        """Raises NotRunning when neither a flag, nor the environment, nor a local run says where Kafka is, and NoBroker
+        when nothing listens there.
+        """
+        settings = cls._found(load_settings({"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {}))
+        refuse_unreachable(settings.bootstrap_servers)
+        return cls(settings)
+
+    @staticmethod
+    def _found(settings: Settings) -> Settings:
         if settings.bootstrap_servers:
-            return cls(settings)
+            return settings
         state = RunState.load(Path(settings.state_dir))
         if state is None:
             raise NotRunning(
                 f"no running SIE-Stream found in {settings.state_dir!r}. Start one with `sie-stream up --detach`, "
                 "or name a Kafka cluster with --bootstrap-servers or SIE_STREAM_BOOTSTRAP_SERVERS."
             )
-        return cls(msgspec.structs.replace(settings, bootstrap_servers=state.bootstrap_servers))
+        return msgspec.structs.replace(settings, bootstrap_servers=state.bootstrap_servers)
 
     def reader(self, group: str = "sie-stream-tools", fetch_wait_ms: int = FETCH_WAIT_MS) -> KafkaReader:
         overrides = self.settings.client_overrides
