@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from gpu_worker.backends.base import EngineOutput
+from gpu_worker.backends.base import EngineOutput, ending_of
 from gpu_worker.facts import Identity
 from gpu_worker.state import Batch, Finisher, Item, Replica
 from schemas.codec import ReplicaResults, encode_deadletter, encode_raw_output, encode_result, encode_work
@@ -206,7 +206,7 @@ class Outcomes:
                 append(LogWrite(results_topic, value, result_key(work.key, work.request_id)))
 
     def _failed(self, turn: Turn, item: Item, answer: EngineOutput, error: ResultError, output: Output) -> None:
-        result = _result(turn, item, answer, "failed", None, error)
+        result = _result(turn, item, answer, ending_of(error.code), None, error)
         self._terminal(item, result, turn.batch.finisher.launch, output)
 
     def _guarded(self, turn: Turn, guard: Guard, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:

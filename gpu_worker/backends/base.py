@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -68,6 +68,16 @@ class EngineDelta(Struct, frozen=True, array_like=True):
     token_ids: list[int]
     text: str = ""
     """Whole characters that are final; empty without a tokenizer."""
+
+
+INVALID_PARAMETERS = "invalid_parameters"
+
+
+def ending_of(code: str) -> Literal["rejected", "failed"]:
+    """How a request ends that was not answered for this reason: rejected when its parameters are none whatever the
+    model is. Inputs that an engine refuses are `failed`, because there the model may be what is wrong.
+    """
+    return "rejected" if code == INVALID_PARAMETERS else "failed"
 
 
 def failed(item: EngineInput, code: str, message: str) -> EngineOutput:

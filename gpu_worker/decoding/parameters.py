@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from sie_stream.errors import did_you_mean
+
 Probability = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -83,4 +85,20 @@ _parameters = msgspec.json.Decoder(Sampling)
 
 def sampling_of(parameters: bytes | None) -> Sampling:
     """Raises msgspec.DecodeError (ValidationError) that names the parameter, or UnicodeDecodeError."""
-    return _parameters.decode(parameters) if parameters else Sampling()
+    if not parameters:
+        return Sampling()
+    try:
+        return _parameters.decode(parameters)
+    except msgspec.ValidationError:
+        _refuse_unknown(parameters)
+        raise
+
+
+def _refuse_unknown(parameters: bytes) -> None:
+    """Raises msgspec.ValidationError with the names that do not exist, the nearest, and all that do."""
+    given = msgspec.json.decode(parameters)
+    allowed = Sampling.__struct_fields__
+    unknown = [name for name in given if name not in allowed] if isinstance(given, dict) else []
+    if unknown:
+        named = " ".join(f"{name!r} is no parameter.{did_you_mean(name, allowed)}" for name in unknown)
+        raise msgspec.ValidationError(f"{named} Allowed are {', '.join(allowed)}.")

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import INVALID_PARAMETERS, EngineDelta, EngineInput, EngineOutput, failed
 from gpu_worker.backends.decoder.choice import Chosen, chosen, generator_of, next_token, penalised, without
 from gpu_worker.backends.decoder.grammar import Grammar, GrammarRefused, Grammars
 from gpu_worker.backends.decoder.readers import Embedder, PromptReader, ScoreReader, prompt_only
@@ -155,11 +155,11 @@ def admitted(
     try:
         sampling = sampling_of(item.parameters)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return failed(item, "invalid_parameters", f"parameters: {error}")
+        return failed(item, INVALID_PARAMETERS, f"parameters: {error}")
     asked = _needs_text(sampling)
     if detokenise is None and asked:
         message = f"parameters.{asked}: the model's declaration names no tokenizer, which this needs."
-        return failed(item, "invalid_parameters", message)
+        return failed(item, INVALID_PARAMETERS, message)
     refused = _length_problem(item, limits, 0 if sampling.score else 1)
     if refused is not None:
         return refused

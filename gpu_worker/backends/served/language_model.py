@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import INVALID_PARAMETERS, EngineInput, EngineOutput, failed
 from gpu_worker.backends.served.dialect import Dialect, Generated, Prompt, Served, TokenLogprob
 from gpu_worker.backends.served.failures import ServerFailure, ServerTimeout, Unreachable, verdict
 from gpu_worker.backends.served.sampling import seed_of, served_sampling
@@ -95,7 +95,7 @@ class ServedLanguageModel:
         try:
             sampling = served_sampling(item)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return failed(item, "invalid_parameters", f"parameters: {error}")
+            return failed(item, INVALID_PARAMETERS, f"parameters: {error}")
         length = len(item.token_ids or ())
         context = self.served.context_tokens
         if context and length >= context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpu_worker.backends.base import EngineOutput
+from gpu_worker.backends.base import EngineOutput, ending_of
 from sie_stream.cli.replaying.engines import Target
 from sie_stream.errors import InvalidRequest
 from sie_stream.records import LogRecord, ResultError, WorkItem
@@ -36,7 +36,7 @@ def answer_again(
     if isinstance(built, ResultError):
         code, message, schema = built.code, built.message, built.code == "output_schema_mismatch"
     return Again(
-        "failed" if code else "ok",
+        ending_of(code) if code else "ok",
         target.launch.version,
         target.weights_digest,
         target.engine,

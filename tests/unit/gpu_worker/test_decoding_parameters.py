@@ -38,6 +38,14 @@ def test_what_cannot_be_followed_is_refused_by_name(parameters: bytes, named: st
         sampling_of(parameters)
 
 
+def test_unknown_names_are_told_with_the_nearest_and_all_that_are_allowed() -> None:
+    with pytest.raises(msgspec.ValidationError) as raised:
+        sampling_of(b'{"temprature":0.2,"xyzzy":1,"top_p":0.5}')
+    said = str(raised.value)
+    assert "'temprature' is no parameter. Did you mean 'temperature'?" in said
+    assert "'xyzzy' is no parameter. Allowed are max_tokens, min_tokens, temperature," in said
+
+
 texts = st.text("ab\N{REPLACEMENT CHARACTER}", max_size=12)
 
 
