@@ -13,6 +13,7 @@ import typer
 from schemas.codec import decode_decision
 from schemas.wire import CodecError
 from sie_stream.cli.ask import ask, show_answer
+from sie_stream.cli.known import declared_models, names_in, refuse_unknown
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.control import UndoDecision
@@ -20,7 +21,7 @@ from sie_stream.decisions import Decision, MemoryChange, Move, SolverRun, about,
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError, Retriable
-from sie_stream.ids import TopicPartition, base_of, instance_id
+from sie_stream.ids import TopicNames, TopicPartition, base_of, instance_id
 from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
 
@@ -59,12 +60,16 @@ def decisions(
     """
     at_ms = since_ms(since, round(time.time() * 1_000)) if since else 0
     connection = Connection.open(bootstrap_servers)
+    topics = connection.settings.topics
     reader = connection.reader()
     try:
-        found = logged(reader, connection.settings.topics.decisions, at_ms, follow=follow)
+        found = logged(reader, topics.decisions, at_ms, follow=follow)
         asked = (entry for entry in found if wanted(entry.decision, model, at_ms))
         if output is OutputFormat.JSON and not follow:
-            show_json([as_json(entry) for entry in asked])
+            rows = [as_json(entry) for entry in asked]
+            if model and not rows:
+                refuse_unknown("--model", model, known_names(reader, topics))
+            show_json(rows)
             return
         count = 0
         for entry in asked:
@@ -74,9 +79,18 @@ def decisions(
             else:
                 typer.echo("\n".join(lines(entry)))
         if not count:
+            if model:
+                refuse_unknown("--model", model, known_names(reader, topics))
             error_console.print("no decisions")
     finally:
         reader.close()
+
+
+def known_names(reader: LogReader, topics: TopicNames) -> set[str]:
+    """Declared models, and whatever a decision was ever about."""
+    models = declared_models(reader, topics)
+    ever = names_in(entry.decision for entry in logged(reader, topics.decisions, 0, follow=False))
+    return models | {instance_id(model) for model in models} | ever
 
 
 def _undone(found: Decision) -> str:

@@ -12,7 +12,8 @@ import typer
 from schemas.codec import decode_result
 from schemas.wire import CodecError
 from sie_stream.auditing.failures import AnswerSearch, Failure, failures_of
-from sie_stream.cli.decisions import logged
+from sie_stream.cli.decisions import known_names, logged
+from sie_stream.cli.known import refuse_unknown
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.decisions import Decision
@@ -54,6 +55,8 @@ def failures(
         known = [entry.decision for entry in logged(reader, topics.decisions, at_ms, follow=False)]
         found = failures_of([decision for decision in known if decision.at_ms >= at_ms])
         wanted = with_answers(reader, topics, [one for one in found if not subject or concerns(one, subject)])
+        if subject and not wanted:
+            refuse_unknown("--of", subject, known_names(reader, topics))
     finally:
         reader.close()
     if output is OutputFormat.JSON:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sie_stream.errors import SieError
+from sie_stream.errors import SieError, did_you_mean
 
 PickT = TypeVar("PickT")
 
@@ -82,7 +82,7 @@ def show_error(error: SieError) -> None:
 
 
 def pick(option: str, chosen: str, choices: Mapping[str, PickT]) -> PickT:
-    """The value of a named choice. Raises typer.BadParameter naming the choices."""
+    """The value of a named choice. Raises typer.BadParameter naming the choices and the nearest."""
     if chosen not in choices:
-        raise typer.BadParameter(f"{option} {chosen!r}: allowed {', '.join(choices)}")
+        raise typer.BadParameter(f"{option} {chosen!r}: allowed {', '.join(choices)}.{did_you_mean(chosen, choices)}")
     return choices[chosen]

@@ -7,18 +7,21 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from sie_stream.cli.known import declared_models, refuse_unknown
 from sie_stream.cli.output import (
     BootstrapOption,
     OutputFormat,
     OutputOption,
     console,
     error_console,
+    pick,
     show_json,
 )
 from sie_stream.cli.progress import progress_bars
@@ -26,7 +29,9 @@ from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
 from sie_stream.cli.streaming import show_stream
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
 from sie_stream.client.sync_client import Client, Submission
+from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
+from sie_stream.records import STATUSES
 
 CHUNK = 500
 
@@ -164,20 +169,33 @@ def results(
       sie-stream results --follow --model wine-rf
       sie-stream results --request-id 6f1c... -o json
     """
-    with Client(bootstrap_servers) as client:
-        found = client.results(tuple(request_id or ()), follow=follow)
+    if status is not None:
+        pick("--status", status, {one: one for one in STATUSES})
+    connection, models = Connection.open(bootstrap_servers), set[str]()
+    with Client(connection=connection) as client:
+        found = seen(client.results(tuple(request_id or ()), follow=follow), models)
         picked = (result for result in found if model in (None, result.model) and status in (None, result.status))
         if follow and not request_id:
             for result in picked:
                 typer.echo(msgspec.json.encode(result).decode() if output is OutputFormat.JSON else _line(result))
             return
         rows = newest(picked, limit)
+    if model is not None and model not in models:
+        with closing(connection.reader()) as reader:
+            refuse_unknown("--model", model, models | declared_models(reader, connection.settings.topics))
     show_results(rows, output)
     if not rows:
         error_console.print("no results")
     if request_id and len(rows) < len(request_id):
         error_console.print(f"{len(request_id) - len(rows)} of {len(request_id)} requests have no terminal record yet")
         raise typer.Exit(1)
+
+
+def seen(found: Iterable[InferenceResult], models: set[str]) -> Iterator[InferenceResult]:
+    """The same results; adds their models to the set as they come."""
+    for result in found:
+        models.add(result.model)
+        yield result
 
 
 def newest(found: Iterable[InferenceResult], limit: int) -> list[InferenceResult]:
