@@ -114,6 +114,8 @@ def load(name: str) -> Scenario:
     if path.suffix != ".toml":
         path = SCENARIOS / f"{name}.toml"
     if not path.is_file():
+        if Path(name).is_file():
+            raise ConfigError(f"scenario {name!r} is a file, but no TOML file: allowed is a name that ends in .toml.")
         raise unknown_scenario(name, shipped())
     try:
         text = path.read_text(encoding="utf-8")

@@ -50,6 +50,7 @@ def test_a_short_life_as_json(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["double-peek"], "Did you mean 'double-peak'"),
+        ([__file__], "is a file, but no TOML file"),
         (["double-peak", "--data", "nowhere"], "there is no such folder"),
     ],
 )
