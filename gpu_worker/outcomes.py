@@ -149,7 +149,10 @@ class Outcomes:
             return None
         if self._vault is None:
             fields = ", ".join(sorted({*rules.inputs, *rules.outputs}))
-            raise Stage2Refused(f"fields {fields} are to be protected, and this worker has no key ring (set pii_keys)")
+            raise Stage2Refused(
+                f"fields {fields} are to be protected, and this worker has no key ring: make one with `sie-stream keys "
+                "create --ring DIR`, set SIE_STREAM_PII_KEYS=DIR (setting pii_keys) and start the worker again"
+            )
         return Guard(launch.model, rules, self._vault)
 
     def answered(self, turn: Turn, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:

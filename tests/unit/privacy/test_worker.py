@@ -125,7 +125,8 @@ def test_without_a_key_ring_such_a_model_is_not_loaded() -> None:
     (failed,) = world.reports(ReplicaFailed)
     assert isinstance(failed, ReplicaFailed)
     assert (failed.incarnation, failed.code) == (INCARNATION, "stage2_refused")
-    assert "no key ring (set pii_keys)" in failed.message
+    assert "set SIE_STREAM_PII_KEYS=DIR" in failed.message
+    assert "sie-stream keys create" in failed.message
     assert rig.machine.state.outcomes.keeps_keys is False
 
 
