@@ -262,18 +262,6 @@ def test_an_error_of_one_item_is_its_own() -> None:
     assert world.log.visible("sie.deadletter") == []
 
 
-def test_parameters_that_are_none_are_the_fault_of_the_request() -> None:
-    def answer(item: EngineInput) -> EngineOutput:
-        return EngineOutput(item.request_id, error_code="invalid_parameters", error_message="parameters: no")
-
-    world, rig = serving(EngineScript(answer=answer))
-    world.send(work_item("bad"))
-    rig.run(50)
-    result = world.results()["bad"]
-    assert result.error is not None
-    assert (result.status, result.error.code) == ("rejected", "invalid_parameters")
-
-
 @pytest.mark.parametrize("outputs", [b'{"text":"' + b"x" * 2_000 + b'"}', b'{"text":"\xff"}'])
 def test_outputs_that_cannot_be_written_fail_alone(outputs: bytes) -> None:
     def answer(item: EngineInput) -> EngineOutput:
