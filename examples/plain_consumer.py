@@ -3,6 +3,7 @@
 python examples/plain_consumer.py localhost:9092 plain-json plain-avro
 """
 
+import argparse
 import io
 import json
 import sys
@@ -18,7 +19,11 @@ BUDGET_S = 30
 
 
 def main() -> None:
-    bootstrap, wanted = sys.argv[1], set(sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bootstrap", help="HOST:PORT of Kafka; `sie-stream up` says it")
+    parser.add_argument("request_ids", nargs="+", help="whose terminal records to wait for")
+    options = parser.parse_args()
+    bootstrap, wanted = options.bootstrap, set(options.request_ids)
     schema = fastavro.schema.load_schema(str(ROOT / "schemas" / "Result.avsc"))
     consumer = Consumer(
         {

@@ -3,19 +3,34 @@
 python examples/sdk.py wine-logreg
 """
 
+import argparse
 import asyncio
 import json
 import sys
 from pathlib import Path
 
 from sie_stream import AsyncClient, Client, Request
+from sie_stream.errors import SieError
 
-ROOT = Path(__file__).parent.parent
+MODELS = Path(__file__).parent.parent / ".models"
 
 
 def main() -> None:
-    model = sys.argv[1]
-    rows = [json.loads(line) for line in (ROOT / ".models" / model / "samples.jsonl").read_text().splitlines()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="one that is declared, and that `make models` made")
+    model = parser.parse_args().model
+    samples = MODELS / model / "samples.jsonl"
+    if not samples.exists():
+        known = ", ".join(sorted(found.parent.name for found in MODELS.glob("*/samples.jsonl")))
+        parser.error(f"model {model!r} has no {samples}; allowed: {known or 'none yet, run `make models`'}")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    try:
+        ask(model, rows)
+    except SieError as error:
+        sys.exit(f"error: {error}")
+
+
+def ask(model: str, rows: list[dict[str, float]]) -> None:
     with Client() as client:
         result = client.score(model, rows[0])
         print("one:", result.outputs)
