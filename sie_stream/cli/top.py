@@ -29,7 +29,7 @@ RATE_OVER_MS = 4_000
 WAIT_MS = 250
 POLL_MAX = 2_000
 MIB = 1024 * 1024
-DEVICES = ("worker", "device", "busy_pct", "memory_mb", "engines", "gpu")
+DEVICES = ("worker", "device", "busy_pct", "memory", "engines", "gpu")
 MODELS = (
     "model",
     "version",
@@ -137,12 +137,19 @@ def device_rows(board: Board, now_ms: int) -> list[dict[str, Any]]:
             "device": device,
             "incarnation": sample.incarnation,
             "busy_pct": round(sample.busy_bp / 100, 1),
+            "used_mb": used_bytes(sample) // MIB,
             "memory_mb": sample.memory_bytes // MIB,
             "engines": [engine_row(one) for one in sample.engines],
             "gpu": None if sample.gpu is None else structs.asdict(sample.gpu),
         }
         for (worker, device), sample in fresh(board, now_ms).items()
     ]
+
+
+def used_bytes(sample: DeviceSample) -> int:
+    """What the GPU says, whoever uses it; without one, what the engines of the device hold."""
+    told = sample.gpu and sample.gpu.memory_used_bytes
+    return sum(one.memory_bytes for one in sample.engines) if told is None else told
 
 
 def engine_row(engine: EngineSample) -> dict[str, Any]:
@@ -202,6 +209,7 @@ def picture(devices: list[dict[str, Any]], models: list[dict[str, Any]]) -> Grou
     shown = [
         row
         | {
+            "memory": f"{row['used_mb']} of {row['memory_mb']} MB",
             "engines": [f"{one['backend']} {one['memory_mb']} MB" for one in row["engines"]],
             "gpu": row["gpu"] and f"{row['gpu']['utilisation_pct']} %, {row['gpu']['temperature_c']} C",
         }

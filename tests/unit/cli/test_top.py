@@ -6,7 +6,7 @@ from msgspec import structs
 from rich.console import Console
 
 from sie_stream.cli.top import FRESH_MS, RATE_OVER_MS, Board, busy, device_rows, model_rows, picture
-from sie_stream.telemetry import DeviceSample, EngineSample, ModelSample, SequenceCounts
+from sie_stream.telemetry import DeviceSample, EngineSample, GpuSample, ModelSample, SequenceCounts
 
 MIB = 1024 * 1024
 
@@ -26,6 +26,14 @@ def test_rates_are_over_the_last_seconds() -> None:
         board.add(sample(1_000 * second, model(10 * second if second < 10 else 90 + 30 * (second - 9))))
     [row] = model_rows(board, 19_000)
     assert (row["requests_s"], row["ms_each"], row["requests"]) == (30.0, 2.0, 390)
+
+
+def test_use_is_what_the_gpu_says_and_without_one_what_engines_hold() -> None:
+    board = Board()
+    board.add(sample(0))
+    board.add(structs.replace(sample(0, worker="w1"), gpu=GpuSample(memory_used_bytes=300 * MIB)))
+    board.add(structs.replace(sample(0, worker="w2"), gpu=GpuSample()))
+    assert [(row["used_mb"], row["memory_mb"]) for row in device_rows(board, 0)] == [(90, 512), (300, 512), (90, 512)]
 
 
 def test_a_model_that_is_told_no_more_does_nothing_any_more() -> None:
@@ -62,5 +70,5 @@ def test_the_busiest_model_is_first_and_everything_is_on_the_page() -> None:
     page = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     page.print(picture(device_rows(board, RATE_OVER_MS), rows))
     text = page.export_text()
-    for shown in ("torch 90 MB", "30/64", "60 %", "25.0", "512"):
+    for shown in ("torch 90 MB", "30/64", "60 %", "25.0", "90 of 512 MB"):
         assert shown in text
