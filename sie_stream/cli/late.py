@@ -6,13 +6,20 @@ All of the command line together imports the scheduler, Arrow and a solver: a se
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 
 class Late(NamedTuple):
@@ -72,9 +79,26 @@ class _Commands(MutableMapping[str, Any]):
         return len({*self._late, *self._made})
 
 
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process with 130, without a word: there is nothing to clean up yet.
+
+    A library that is interrupted while it is imported may turn that into an ImportError, or print a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only that one may change what signals do
+        return
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def loaded(name: str, late: Late) -> Any:
     """The command as Typer would have made it at once."""
-    found = resolve_name(late.place)
+    with leaving_at_once():
+        found = resolve_name(late.place)
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
@@ -65,6 +67,19 @@ def test_every_command_has_its_help(name: str) -> None:
     assert shown.exit_code == 0
     assert shown.stdout.startswith("Usage: ")
     assert "Examples:" in shown.stdout
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_quietly(tmp_path: Path) -> None:
+    """As libraries in C do, the module turns the interrupt into an error of its own."""
+    (tmp_path / "heavy.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    sum(range(1000))\n"
+        "except BaseException as error:\n    raise ImportError('cannot be imported') from error\n"
+    )
+    code = "from sie_stream.cli import main; main.COMMANDS['top'] = main.Late('heavy:top', 'x'); main.main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", code, "top"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_misspelt_command_is_told_the_nearest() -> None:
