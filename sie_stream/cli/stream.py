@@ -6,7 +6,7 @@ import heapq
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from sie_stream.errors import ConfigError
 from sie_stream.records import STATUSES
 
 CHUNK = 500
+IDS_SHOWN = 20
 
 
 def produce(
@@ -83,7 +84,12 @@ def produce(
         if not wait:
             _say_sent(submissions, output)
             return
-        results = list(_await_all(submissions, timeout_s))
+        results: list[InferenceResult] = []
+        try:
+            results.extend(_await_all(submissions, timeout_s))
+        except KeyboardInterrupt:
+            error_console.print("\n".join(interrupted(submissions)), highlight=False, markup=False)
+            raise
     show_results(results, output)
     missing = len(submissions) - len(results)
     if missing:
@@ -147,9 +153,26 @@ def _say_sent(submissions: list[Submission], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json({"sent": len(submissions), "request_ids": [submission.request_id for submission in submissions]})
         return
-    console.print(f"sent {len(submissions)} requests")
-    if len(submissions) == 1:
-        console.print(f"sie-stream results --request-id {submissions[0].request_id}", highlight=False)
+    ids = [submission.request_id for submission in submissions]
+    lines = [f"sent {len(ids)} requests", *look_later(ids)]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def interrupted(submissions: list[Submission]) -> Iterator[str]:
+    """What became of requests whose answers are waited for no longer."""
+    left = [submission.request_id for submission in submissions if not submission.future.done()]
+    yield f"interrupted: {len(submissions) - len(left)} of {len(submissions)} requests are answered"
+    if left:
+        yield f"the other {len(left)} are on their way and will be answered all the same:"
+        yield from look_later(left)
+
+
+def look_later(request_ids: Sequence[str]) -> Iterator[str]:
+    """The command that shows each request's end, for the first of them."""
+    for request_id in request_ids[:IDS_SHOWN]:
+        yield f"sie-stream results --request-id {request_id}"
+    if len(request_ids) > IDS_SHOWN:
+        yield f"... and {len(request_ids) - IDS_SHOWN} more; `produce -o json` tells every id"
 
 
 def results(

@@ -1,9 +1,19 @@
-"""`sie-stream results`: the newest ones, in the order in which they ended."""
+"""`sie-stream results`: the newest ones, in the order in which they ended; and what `produce` says of ids."""
 
 from __future__ import annotations
 
-from sie_stream.cli.stream import newest
+import json
+from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from sie_stream.cli import main, stream
+from sie_stream.cli.stream import IDS_SHOWN, look_later, newest
 from sie_stream.client.requests import InferenceResult, from_record
+from sie_stream.client.sync_client import Submission
 from sie_stream.records import Provenance, Result, Timings, Usage
 
 
@@ -19,3 +29,43 @@ def test_the_newest_come_last_whatever_the_order_of_partitions() -> None:
     assert [one.request_id for one in newest(found, 3)] == ["c", "d", "b"]
     assert [one.request_id for one in newest(found, 100)] == ["e", "a", "c", "d", "b"]
     assert newest([], 3) == []
+
+
+class Sent(Submission):
+    """Somebody presses Ctrl-C while its answer is waited for."""
+
+    def result(self, timeout_s: float | None = None) -> InferenceResult:
+        if self.future.done():
+            return self.future.result()
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def two_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends two requests; the first is answered at once."""
+    answered: Future[InferenceResult] = Future()
+    answered.set_result(result("a", 10))
+    client = SimpleNamespace(submit_many=lambda _requests: [Sent("a", answered), Sent("b", Future())])
+    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(client))
+
+
+PRODUCE = ["produce", "-m", "m", "-i", json.dumps({"x": 1})]
+
+
+@pytest.mark.usefixtures("two_sent")
+def test_ctrl_c_while_answers_are_waited_for_says_which_are_missing() -> None:
+    shown = CliRunner().invoke(main.app, [*PRODUCE, "--wait"])
+    assert shown.exit_code == 130
+    assert "interrupted: 1 of 2 requests are answered" in shown.output
+    assert "results --request-id b" in shown.output
+    assert "results --request-id a" not in shown.output
+
+
+@pytest.mark.usefixtures("two_sent")
+def test_every_id_is_told_of_what_was_sent() -> None:
+    shown = CliRunner().invoke(main.app, PRODUCE)
+    assert "sent 2 requests" in shown.stdout
+    for request_id in ("a", "b"):
+        assert f"sie-stream results --request-id {request_id}" in shown.stdout
+    many = list(look_later([str(number) for number in range(IDS_SHOWN + 5)]))
+    assert (len(many), many[-1]) == (IDS_SHOWN + 1, "... and 5 more; `produce -o json` tells every id")
