@@ -19,7 +19,18 @@ from sie_stream.sim.fleet.scenario import Scenario
 
 HOURS_MIN, HOURS_MAX = 0.01, 744.0
 COLUMNS = (
-    *("policy", "requests", "in_sla_%", "high_sla_%", "cost_%", "batch_%", "memory_%", "gpus", "replicas"),
+    *(
+        "policy",
+        "requests",
+        "in_sla_%",
+        "high_sla_%",
+        "cost_%",
+        "batch_%",
+        "untagged_%",
+        "memory_%",
+        "gpus",
+        "replicas",
+    ),
     *("switches", "moves", "failed", "redelivered", "waiting", "x_real_time", "digest"),
 )
 
@@ -43,6 +54,7 @@ def simulate(
     """Run a fleet through hours of traffic and faults in virtual time, with the real scheduler, solver and routing.
 
     Engines are models of engines, from the latency and memory that the models declare. No Kafka and no GPU is needed.
+    A request of a model with two tags counts for both, so the tags may add up to more than there were requests.
 
     \b
     Examples:
@@ -111,6 +123,7 @@ def _row(report: Report) -> dict[str, str | int | float]:
         "high_sla_%": by_tag.get("high-sla", "-"),
         "cost_%": by_tag.get("cost-sensitive", "-"),
         "batch_%": by_tag.get("batch-job", "-"),
+        "untagged_%": by_tag.get("none", "-"),
         "memory_%": f"{100 * report.memory_of_held:.1f}",
         "gpus": f"{report.devices_held:.0f}/{report.devices}",
         "replicas": f"{report.replicas:.0f}",
@@ -137,5 +150,7 @@ def _latencies(report: Report) -> None:
         f"decisions on this machine, CPU time: {m.decisions}, p50 {m.decision_p50_ms:g} ms, p99 "
         f"{m.decision_p99_ms:g} ms; with the solver {m.placements}, p50 {m.placement_p50_ms:g} ms, p99 "
         f"{m.placement_p99_ms:g} ms, longest {m.placement_max_ms:g} ms\n"
-        f"memory: share of the GPUs that hold any replica, over time; of the whole fleet {report.memory_of_fleet:.1%}"
+        f"memory: share of the GPUs that hold any replica, over time; of the whole fleet {report.memory_of_fleet:.1%}\n"
+        "tags: a model with two counts for both, one without any is untagged; waiting: requests not answered when the "
+        "time was over"
     )

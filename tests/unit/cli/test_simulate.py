@@ -46,6 +46,16 @@ def test_a_short_life_as_json(tmp_path: Path) -> None:
     assert len(ours["digest"]) == 16
 
 
+def test_the_table_has_every_tag_and_says_how_they_count(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    ran = CliRunner().invoke(app, ["simulate", str(path)])
+    assert ran.exit_code == 0, ran.output
+    assert "UNTAGGED %" in ran.stdout
+    assert "a model with two counts for both" in ran.stdout
+    assert "waiting: requests not answered" in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
