@@ -91,10 +91,15 @@ def produce(
             error_console.print("\n".join(interrupted(submissions)), highlight=False, markup=False)
             raise
     show_results(results, output)
-    missing = len(submissions) - len(results)
+    _end(results, len(submissions) - len(results), timeout_s)
+
+
+def _end(results: list[InferenceResult], missing: int, timeout_s: float) -> None:
+    """Exit code 1 unless every request was answered, and well."""
+    sent = missing + len(results)
     if missing:
         error_console.print(
-            f"{missing} of {len(submissions)} requests had no result after {timeout_s:.0f} s; they may still come. "
+            f"{missing} of {sent} requests had no result after {timeout_s:.0f} s; they may still come. "
             "`sie-stream doctor` looks at the engine, `sie-stream results --request-id ID` later."
         )
     if missing or any(not result.ok for result in results):
