@@ -222,7 +222,8 @@ def results(
 def seen(found: Iterable[InferenceResult], models: set[str]) -> Iterator[InferenceResult]:
     """The same results; adds their models to the set as they come."""
     for result in found:
-        models.add(result.model)
+        if result.model:  # none: refused before it was known
+            models.add(result.model)
         yield result
 
 

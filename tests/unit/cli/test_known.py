@@ -81,6 +81,13 @@ def test_a_known_name_may_have_nothing(run: Run, arguments: tuple[str, ...], sai
     assert said in shown.output
 
 
+def test_requests_that_were_refused_without_a_model_make_no_name_known() -> None:
+    models: set[str] = set()
+    found = [SimpleNamespace(model="m"), SimpleNamespace(model="")]
+    assert list(stream.seen(found, models)) == found  # type: ignore[arg-type]
+    assert models == {"m"}
+
+
 def test_an_unknown_status_is_told_with_those_that_exist(run: Run) -> None:
     shown = run("results", "--status", "faild")
     assert shown.exit_code == 2
