@@ -70,7 +70,7 @@ def test_the_examples_of_each_field_parse(name: str) -> None:
         if name == "baselines":
             example = [{**example[0], "batch_size": size} for size in (1, 2, 3)]
         if name == "privacy":
-            subject = example["subject"]
+            subject = dict(example)["subject"]
             base |= {"input_schema": {"properties": {subject: {"type": "string"}}, "required": [subject]}}
         parse_object({**base, name: example})
 
