@@ -65,12 +65,17 @@ def test_short_spellings_are_published() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ModelSpec.model_fields if name != "name"])
 def test_the_examples_of_each_field_parse(name: str) -> None:
-    base = MINIMAL | {"service_type": "text-generation", "priority_level": "P0", "supported_context_length": 8192}
+    base: dict[str, Any] = MINIMAL | {
+        "service_type": "text-generation",
+        "priority_level": "P0",
+        "supported_context_length": 8192,
+    }
+    example: Any
     for example in ModelSpec.model_fields[name].examples or ():
         if name == "baselines":
             example = [{**example[0], "batch_size": size} for size in (1, 2, 3)]
         if name == "privacy":
-            subject = dict(example)["subject"]
+            subject = example["subject"]
             base |= {"input_schema": {"properties": {subject: {"type": "string"}}, "required": [subject]}}
         parse_object({**base, name: example})
 
