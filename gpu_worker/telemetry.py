@@ -34,6 +34,7 @@ from gpu_worker.facts import (
 from gpu_worker.load_meter import EVERY_MS as LOAD_EVERY_MS
 from sie_stream.loads import ModelLoad, WorkerLoad
 from sie_stream.telemetry import (
+    MODELS_TOLD_EVERY_MS,
     DeviceSample,
     EngineSample,
     GpuSample,
@@ -45,8 +46,6 @@ from sie_stream.telemetry import (
 from sie_stream.trunks import Trunk, own_bytes
 
 EVERY_MS = 1_000.0
-ALL_EVERY_MS = 30_000.0
-"""How often models that do nothing are told, too."""
 SIZES_MAX = 32
 """Requests of a batch whose sizes are looked at."""
 JITTER_SAMPLES = 60
@@ -235,7 +234,7 @@ class Telemetry:
             self._loads = {}
         window_ms = max(1, round(at_ms - (at_ms if self._taken_at is None else self._taken_at)))
         self._taken_at = at_ms
-        if at_ms - self._told_all_at >= ALL_EVERY_MS:
+        if at_ms - self._told_all_at >= MODELS_TOLD_EVERY_MS:
             self._told_all_at = at_ms
             self._told.clear()
         samples = tuple(

@@ -13,6 +13,11 @@ from msgspec import Struct
 
 from sie_stream.trunks import Trunk
 
+MODELS_TOLD_EVERY_MS = 30_000
+"""How often models that do nothing are told, too."""
+MODEL_GONE_MS = 2 * MODELS_TOLD_EVERY_MS + 5_000
+"""A model that its device, which still tells, has not named for so long is not there any more."""
+
 
 class GpuSample(Struct, frozen=True):
     """What NVML says of a GPU. None: this GPU or driver does not tell."""
@@ -96,7 +101,7 @@ class ModelSample(Struct, frozen=True):
 
 
 class DeviceSample(Struct, frozen=True):
-    """One device of one worker. Models with nothing new are left out, but all are told every half minute."""
+    """One device of one worker. Models with nothing new are left out, but all are told every MODELS_TOLD_EVERY_MS."""
 
     worker: str
     incarnation: str

@@ -21,7 +21,7 @@ from processors.metrics.families import (
 )
 from sie_stream.control import RouteRow
 from sie_stream.records import Result
-from sie_stream.telemetry import DeviceSample, EngineSample, GpuSample, ModelSample
+from sie_stream.telemetry import MODEL_GONE_MS, DeviceSample, EngineSample, GpuSample, ModelSample
 
 UP_MS = 10_000
 """A worker without a sample for so long counts as down."""
@@ -87,10 +87,10 @@ class _Place(Struct):
     """A device of a worker."""
 
     sample: DeviceSample
-    models: dict[tuple[str, str], ModelSample] = {}
-    """The newest of each (model, version) of this incarnation."""
-    before: dict[tuple[str, str], list[float]] = {}
-    """{(model, counter): ended incarnations and versions added up}, one number for each of MODEL_COUNTERS"""
+    models: dict[tuple[str, str], tuple[int, ModelSample]] = {}
+    """The newest of each (model, version) of this incarnation, and when it was told."""
+    before: dict[str, list[float]] = {}
+    """By model, what ended incarnations had counted: one number for each of MODEL_COUNTERS."""
 
 
 class MetricsBook:
@@ -130,13 +130,13 @@ class MetricsBook:
         if place is None:
             place = self._places[key] = _Place(sample, {}, {})
         elif place.sample.incarnation != sample.incarnation:
-            for (model, _), last in place.models.items():
-                sums = place.before.setdefault((model, sample.device), [0.0] * len(MODEL_COUNTERS))
+            for (model, _), (_, last) in place.models.items():
+                sums = place.before.setdefault(model, [0.0] * len(MODEL_COUNTERS))
                 for number, (_, _, read) in enumerate(MODEL_COUNTERS):
                     sums[number] += read(last)
             place.models.clear()
         place.sample = sample
-        place.models.update({(model.model, model.version): model for model in sample.models})
+        place.models.update({(model.model, model.version): (sample.at_ms, model) for model in sample.models})
 
     def _name(self, model: str) -> str:
         if model in self._names:
@@ -209,23 +209,25 @@ class MetricsBook:
         ]
 
     def _model_families(self) -> list[Family]:
+        """Counters of models that have left stay, as Prometheus wants it; what says how a model is now does not."""
+        labels = (*DEVICE, "model_id")
         found: list[Family] = []
         for number, (name, text, read) in enumerate(MODEL_COUNTERS):
             sums: dict[Labels, float] = {}
             for (worker, device), place in self._places.items():
-                for (model, _), before in place.before.items():
+                for model, before in place.before.items():
                     _add(sums, (worker, device, model), before[number])
-                for (model, _), last in place.models.items():
+                for (model, _), (_, last) in place.models.items():
                     _add(sums, (worker, device, model), read(last))
-            found.append(_family(name, "counter", text, (*DEVICE, "model_id"), sums.items()))
+            found.append(_family(name, "counter", text, labels, sums.items()))
         for name, text, gauge in MODEL_GAUGES:
-            rows = [
-                ((worker, device, model), value)
+            rows = {
+                (worker, device, model): value
                 for (worker, device), place in self._places.items()
-                for (model, _), last in place.models.items()
-                if (value := gauge(last)) is not None
-            ]
-            found.append(_family(name, "gauge", text, (*DEVICE, "model_id"), dict(rows).items()))
+                for (model, _), (told_ms, last) in place.models.items()
+                if place.sample.at_ms - told_ms <= MODEL_GONE_MS and (value := gauge(last)) is not None
+            }
+            found.append(_family(name, "gauge", text, labels, rows.items()))
         return found
 
 

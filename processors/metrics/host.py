@@ -14,13 +14,13 @@ from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord
 from sie_stream.settings import Settings
-from sie_stream.telemetry import DeviceSample
+from sie_stream.telemetry import MODELS_TOLD_EVERY_MS, DeviceSample
 
 POLL_MAX = 5_000
 WAIT_MS = 200
 PUBLISH_EVERY_MS = 1_000.0
-TELEMETRY_BACK_MS = 35_000
-"""Every model is told at least every half minute: so far back its newest sample is found."""
+TELEMETRY_BACK_MS = MODELS_TOLD_EVERY_MS + 5_000
+"""So far back the newest sample of every model is found."""
 
 Publish = Callable[[tuple[Family | HistogramFamily, ...]], None]
 

@@ -18,10 +18,10 @@ from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, c
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
-from sie_stream.telemetry import DeviceSample, EngineSample, ModelSample
+from sie_stream.telemetry import MODEL_GONE_MS, MODELS_TOLD_EVERY_MS, DeviceSample, EngineSample, ModelSample
 
-BACK_MS = 35_000
-"""Every model is told at least every half minute."""
+BACK_MS = MODELS_TOLD_EVERY_MS + 5_000
+"""So far back the newest sample of every model is found."""
 FRESH_MS = 10_000
 """Devices without a sample for so long are not shown."""
 RATE_OVER_MS = 4_000
@@ -164,9 +164,13 @@ def engine_row(engine: EngineSample) -> dict[str, Any]:
 
 
 def model_rows(board: Board, now_ms: int) -> list[dict[str, Any]]:
-    """One row for each model on each device, the busiest first."""
+    """One row for each model on each device, the busiest first. What the device names no more is gone."""
     alive = fresh(board, now_ms)
-    rows = [model_row(key[0], seen, alive[key[:2]].at_ms) for key, seen in board.models.items() if key[:2] in alive]
+    rows = [
+        model_row(key[0], seen, alive[key[:2]].at_ms)
+        for key, seen in board.models.items()
+        if key[:2] in alive and alive[key[:2]].at_ms - seen[-1][0] <= MODEL_GONE_MS
+    ]
     return sorted(rows, key=lambda row: (-row["requests_s"], row["model"], row["worker"]))
 
 

@@ -6,7 +6,7 @@ from msgspec import structs
 from rich.console import Console
 
 from sie_stream.cli.top import FRESH_MS, RATE_OVER_MS, Board, busy, device_rows, model_rows, picture
-from sie_stream.telemetry import DeviceSample, EngineSample, GpuSample, ModelSample, SequenceCounts
+from sie_stream.telemetry import MODEL_GONE_MS, DeviceSample, EngineSample, GpuSample, ModelSample, SequenceCounts
 
 MIB = 1024 * 1024
 
@@ -55,6 +55,15 @@ def test_a_new_incarnation_starts_anew_and_a_silent_worker_is_not_shown() -> Non
     board.add(sample(FRESH_MS + 1, model(3), incarnation="w0-2"))
     assert [(row["worker"], row["requests"]) for row in model_rows(board, FRESH_MS + 1)] == [("w0", 3)]
     assert [row["worker"] for row in device_rows(board, FRESH_MS + 1)] == ["w0"]
+
+
+def test_a_model_that_its_device_names_no_more_is_gone() -> None:
+    board = Board()
+    board.add(sample(0, model(5)))
+    board.add(sample(MODEL_GONE_MS, model(5, "other")))
+    assert [row["model"] for row in model_rows(board, MODEL_GONE_MS)] == ["churn", "other"]
+    board.add(sample(MODEL_GONE_MS + 1))
+    assert [row["model"] for row in model_rows(board, MODEL_GONE_MS + 1)] == ["other"]
 
 
 def test_the_busiest_model_is_first_and_everything_is_on_the_page() -> None:

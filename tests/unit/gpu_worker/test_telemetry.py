@@ -13,10 +13,10 @@ from gpu_worker.engine_port import (
     ModelLoaded,
 )
 from gpu_worker.facts import Identity, LoadModel, SendReports, SubmitBatch, TimePassed, UnloadModel
-from gpu_worker.telemetry import ALL_EVERY_MS, LOAD_HOLDS_MS, ProcessSample, Telemetry
+from gpu_worker.telemetry import LOAD_HOLDS_MS, ProcessSample, Telemetry
 from sie_stream.control import Device, ModelLaunch
 from sie_stream.loads import ModelLoad, WorkerLoad
-from sie_stream.telemetry import GpuSample, SequenceCounts, deviation, entropy_bits
+from sie_stream.telemetry import MODELS_TOLD_EVERY_MS, GpuSample, SequenceCounts, deviation, entropy_bits
 from sie_stream.trunks import trunk_of
 
 CPU = EngineKey("cpu:0", "sklearn")
@@ -70,7 +70,7 @@ def test_a_trunk_is_told_and_counted_once_as_long_as_any_model_has_it() -> None:
     first = telemetry.take(0.0, 0, {}, {})[0].models
     assert [(m.memory_bytes, m.trunk) for m in first] == [(950, trunk), (50, trunk), (100, trunk)]
     telemetry.saw([], [UnloadModel(CPU, 0)])
-    left = telemetry.take(ALL_EVERY_MS, 0, {}, {})[0].models
+    left = telemetry.take(float(MODELS_TOLD_EVERY_MS), 0, {}, {})[0].models
     assert [(m.model, m.memory_bytes) for m in left] == [("b", 950), ("c", 100)]
 
 
@@ -81,7 +81,7 @@ def test_a_model_that_did_nothing_is_told_only_every_half_minute() -> None:
     telemetry.saw([], [SubmitBatch(CPU, 1, 1, items(9))])
     telemetry.saw([BatchCompleted(CPU, 1, answers(1), 1.0)], [])
     assert [m.model for m in telemetry.take(1_000.0, 0, {}, {})[0].models] == ["b"]
-    assert [m.model for m in telemetry.take(ALL_EVERY_MS, 0, {}, {})[0].models] == ["a", "b"]
+    assert [m.model for m in telemetry.take(float(MODELS_TOLD_EVERY_MS), 0, {}, {})[0].models] == ["a", "b"]
 
 
 def test_two_versions_of_a_model_are_counted_apart() -> None:

@@ -19,7 +19,7 @@ from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite, Result, Usage
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
-from sie_stream.telemetry import DeviceSample, EngineSample, GpuSample, ModelSample, SequenceCounts
+from sie_stream.telemetry import MODEL_GONE_MS, DeviceSample, EngineSample, GpuSample, ModelSample, SequenceCounts
 from tests.unit.processors.kit import NAMES, route
 from tests.unit.processors.test_outcome_windows import result
 
@@ -102,6 +102,17 @@ def test_a_worker_that_is_silent_is_down_and_then_forgotten() -> None:
     assert value(book, "sie_device_up", "w0", "cpu:0", now_ms=1_000 + UP_MS) == 1
     assert value(book, "sie_device_up", "w0", "cpu:0", now_ms=1_001 + UP_MS) == 0
     assert names(book, 1_001 + FORGET_MS) == []
+
+
+def test_a_model_that_left_its_device_keeps_its_counters_and_loses_its_gauges() -> None:
+    book = MetricsBook()
+    book.sample(sample("w0-1", 1_000, model(5)))
+    book.sample(sample("w0-1", 1_000 + MODEL_GONE_MS))
+    assert value(book, "sie_model_memory_bytes", "w0", "cpu:0", "churn") == 10
+    book.sample(sample("w0-1", 1_001 + MODEL_GONE_MS))
+    [memory] = [one for one in book.families(0) if one.name == "sie_model_memory_bytes"]
+    assert memory.samples == ()
+    assert value(book, "sie_model_batches", "w0", "cpu:0", "churn") == 5
 
 
 def test_what_a_gpu_does_not_tell_is_no_series() -> None:
