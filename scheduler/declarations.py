@@ -342,14 +342,15 @@ def drop_if_over(step: Step, model: ModelState) -> None:
 def _nobody_serves(model: ModelState) -> str:
     """Why waiting for a replica is of no use, as the start of a sentence; empty when one may come.
 
-    A model that served has had a place, which may come back. One that never had any would wait for a fleet that the
-    person who deletes it does not have.
+    A model that had a place, served there or still loaded, may get it back: its worker may be starting again. One that
+    never had any would wait for a fleet that the person who deletes it does not have.
     """
     if model.replicas:
         return ""
     if model.failures > RETRIES_MAX:
         return f"Its replicas were given up after {RETRIES_MAX} retries"
-    if model.unplaced and all(partition.epoch < 0 for partition in model.partitions):
+    placed = "placed" in model.timings_ms or any(partition.epoch >= 0 for partition in model.partitions)
+    if model.unplaced and not placed:
         return "No device can hold it, and no worker ever held its partitions"
     return ""
 

@@ -12,9 +12,9 @@ stood still for longer, with a transaction open all the while.
 """
 
 DELETE_GIVE_UP_MS = 600_000
-"""A deleted model that has served, and has no replica because no device has room or its topic cannot be widened, is
+"""A deleted model that had a place, and has no replica because no device has room or its topic cannot be widened, is
 dropped after this long, with what is left in its topic. One whose replicas were given up after failures, or that no
-device can hold and no worker ever served, is dropped at once.
+device can hold and none ever held, is dropped at once.
 """
 
 REPLACE_AFTER_MS = 10_000

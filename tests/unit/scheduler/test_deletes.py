@@ -120,6 +120,22 @@ def test_a_deleted_model_that_lost_its_only_worker_waits_for_one_but_not_for_eve
     assert decisions(cluster.commands, "model_deleted")[0].chosen["partitions_left"] == "0, 1, 2"
 
 
+def test_a_deleted_model_whose_worker_starts_again_while_it_loads_is_worked_off_as_promised() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.apply(spec_json())
+    [asked] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
+    assert asked.chosen["worked_off"] == "yes"
+    cluster.fence(cluster.append(WorkerExited("w0", "a", 137, "up")))
+    cluster.wait(DELETE_LINGER_MS + 1_000)
+    cluster.append(joined("w0", "b"))
+    cluster.make_ready()
+    assert set(cluster.owners().values()) == {"w0"}
+    cluster.drain()
+    assert cluster.tables == {}
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_deleted_model_that_no_device_ever_held_is_gone_after_the_linger(workers: int) -> None:
     cluster = Cluster()
