@@ -3,8 +3,8 @@
 Setting `rebalance_policy`: never; idle (only while the pool has little to do); always. It is looked for when something
 has happened that could make another place better: a worker or a device came, a worker went back into service, a model
 began or ceased to miss its SLA on a kind of device. And then once, after a calm; so a fleet to which nothing happens is
-not moved, and a plan does not lead to the next one. A plan has to gain more than its moves cost by a margin
-(move_plans.py).
+not moved, and a plan does not lead to the next one. Without a calm when a model that may not grow any further has a
+queue (elastic.py). A plan has to gain more than its moves cost by a margin (move_plans.py).
 """
 
 from __future__ import annotations

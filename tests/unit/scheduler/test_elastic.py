@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from scheduler.busy import MOST
 from scheduler.elastic import CRAMPED_MS, EVERY_MS
 from scheduler.offers import wish_of
+from scheduler.state import NEVER_MS
 from sie_stream.control import ReplicaReady, SchedulerElected, WorkerLoad
 from sie_stream.loads import ModelLoad
 from sie_stream.settings import Settings
@@ -13,10 +16,10 @@ from tests.unit.scheduler.kit import Cluster, decisions, joined, running, spec_j
 ALIVE = (("w0", "a"), ("w1", "b"))
 
 
-def load(cluster: Cluster, arrivals: int, waiting: int, busy_ms: int, p99_ms: int = 50) -> None:
+def load(cluster: Cluster, arrivals: int, waiting: int, busy_ms: int, p99_ms: int = 50, running: int = 1) -> None:
     """Two seconds of load, as every worker with a replica reports it."""
     for replica in [r for r in cluster.model().replicas if r.state == "ready"]:
-        report = ModelLoad("churn", arrivals, arrivals, waiting, 1, busy_ms, p99_ms)
+        report = ModelLoad("churn", arrivals, arrivals, waiting, running, busy_ms, p99_ms)
         cluster.append(WorkerLoad(replica.worker, replica.incarnation, 2_000, (report,)))
     cluster.wait(2_000, ALIVE)
 
@@ -104,3 +107,36 @@ def test_reports_of_workers_that_are_gone_and_of_unknown_models_change_nothing()
     cluster.append(WorkerLoad("w0", "a", 2_000, (ModelLoad("nobody", 9, 9, 9, 9, 9, 9),)))
     assert cluster.model().load == before
     assert cluster.machine.state.scale_due_ms <= cluster.now_ms + EVERY_MS
+
+
+def test_a_model_declared_with_a_fixed_number_asks_no_more_for_devices_of_its_own() -> None:
+    cluster = running()
+    overload(cluster)
+    assert wish_of(cluster.model()).load_percent == MOST, "or this test shows nothing"
+    cluster.apply(spec_json(replicas={"min": 2, "max": 2}))
+    cluster.wait(CRAMPED_MS + EVERY_MS, ALIVE)
+    assert wish_of(cluster.model()).load_percent < MOST
+
+
+def looks_for_one_that_lacks(policy: Literal["never", "always"], running: int) -> bool:
+    """Whether other places are looked for within ten seconds, though nothing else happens.
+
+    The model may have one replica and needs more; 2,000 requests wait, and so many are worked on.
+    """
+    cluster = Cluster(Settings(rebalance_policy=policy))
+    for record in (SchedulerElected("s0"), joined("w0", "a"), joined("w1", "b")):
+        cluster.append(record)
+    cluster.apply(spec_json(replicas={"min": 0, "max": 1}))
+    cluster.make_ready()
+    cluster.wait(30_000, ALIVE)
+    state, began_ms = cluster.machine.state, cluster.now_ms
+    state.rebalance_due_ms = NEVER_MS
+    for _ in range(5):
+        load(cluster, arrivals=400, waiting=2_000, busy_ms=2_000, running=running)
+    return state.rebalanced_ms > began_ms
+
+
+def test_places_are_looked_at_soon_for_a_model_with_a_queue_that_may_not_grow() -> None:
+    assert looks_for_one_that_lacks("always", 100)
+    assert not looks_for_one_that_lacks("always", 2_000), "no more wait than are worked on"
+    assert not looks_for_one_that_lacks("never", 100)
