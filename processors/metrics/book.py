@@ -29,7 +29,8 @@ FORGET_MS = 600_000
 """After so long a device is left out altogether."""
 UNKNOWN = "unknown"
 MODELS_MAX = 2_000
-"""Names in results are users' text (`unknown_model` has any): beyond this many they are counted as one."""
+"""Names in results are users' text (`unknown_model` has any): beyond this many they are counted as one.
+Declared models keep their own."""
 
 DEVICE: Labels = ("worker", "device")
 GPU_FIGURES: tuple[tuple[str, str, Kind, Callable[[GpuSample], float | None]], ...] = (
@@ -139,7 +140,7 @@ class MetricsBook:
         place.models.update({(model.model, model.version): (sample.at_ms, model) for model in sample.models})
 
     def _name(self, model: str) -> str:
-        if model in self._names:
+        if model in self._names or model in self._routes:
             return model
         if len(self._names) >= MODELS_MAX:
             return UNKNOWN
@@ -224,11 +225,16 @@ class MetricsBook:
             rows = {
                 (worker, device, model): value
                 for (worker, device), place in self._places.items()
-                for (model, _), (told_ms, last) in place.models.items()
+                for (model, _), (told_ms, last) in sorted(place.models.items(), key=_told)
                 if place.sample.at_ms - told_ms <= MODEL_GONE_MS and (value := gauge(last)) is not None
             }
             found.append(_family(name, "gauge", text, labels, rows.items()))
         return found
+
+
+def _told(one: tuple[tuple[str, str], tuple[int, ModelSample]]) -> int:
+    """Of two versions, the one that was told later is there still."""
+    return one[1][0]
 
 
 def _add(sums: dict[Labels, float], key: Labels, value: float) -> None:

@@ -83,6 +83,9 @@ def test_names_that_users_made_up_do_not_become_series_without_end() -> None:
     for number in range(MODELS_MAX + 5):
         book.result(answered(f"m{number}", 1.0, status="rejected"))
     assert value(book, "sie_requests", "unknown", "rejected") == 5
+    book.route("churn", route("churn"))
+    book.result(answered("churn", 1.0))
+    assert value(book, "sie_requests", "churn", "ok") == 1, "no made-up name takes the place of a declared model"
 
 
 def test_counters_of_a_worker_grow_over_its_incarnations() -> None:
@@ -94,6 +97,14 @@ def test_counters_of_a_worker_grow_over_its_incarnations() -> None:
     assert value(book, "sie_model_batches", "w0", "cpu:0", "churn") == 10
     book.sample(sample("w0-2", 4_000, model(1)))
     assert value(book, "sie_model_batches", "w0", "cpu:0", "churn") == 11
+
+
+def test_after_the_way_back_to_an_older_version_its_gauges_are_shown() -> None:
+    book = MetricsBook()
+    book.sample(sample("w0-1", 0, model(5), structs.replace(model(7, "2"), memory_bytes=20)))
+    assert value(book, "sie_model_memory_bytes", "w0", "cpu:0", "churn") == 20
+    book.sample(sample("w0-1", 1_000, structs.replace(model(5), memory_bytes=11)))
+    assert value(book, "sie_model_memory_bytes", "w0", "cpu:0", "churn") == 11
 
 
 def test_a_worker_that_is_silent_is_down_and_then_forgotten() -> None:
