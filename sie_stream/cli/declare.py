@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from scheduler.launches import STABLE
 from schemas.codec import decode_row
 from sie_stream.cli.ask import NotReady, Tick, ask, of_kind
 from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow, ReplicaRow
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
+from sie_stream.rollout_records import STABLE
 from sie_stream.spec import ModelSpec, parse_documents, to_json
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -104,13 +104,14 @@ def awaited(answers: Sequence[Decision]) -> dict[str, int]:
 
 
 def is_ready(row: InstanceRow | None, applied_offset: int) -> bool:
-    """What was applied there answers. An older version that still serves beside it does not count."""
-    return (
-        row is not None
-        and row.applied_offset >= applied_offset
-        and row.status == "ready"
-        and any(own.state == "ready" and own.generation == row.generation for own in _own(row))
-    )
+    """What was applied there answers. An older version that still serves beside it does not count.
+
+    One that sleeps was ready, and the next request wakes it: a new declaration would have woken it before.
+    """
+    if row is None or row.applied_offset < applied_offset:
+        return False
+    serves = any(own.state == "ready" and own.generation == row.generation for own in _own(row))
+    return row.status == "asleep" or (row.status == "ready" and serves)
 
 
 def is_given_up(row: InstanceRow | None, applied_offset: int) -> bool:

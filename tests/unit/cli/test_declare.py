@@ -10,6 +10,7 @@ from sie_stream.control import ApplyModel, InstanceRow
 from sie_stream.decisions import Decision
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, fail, running, spec_json
 from tests.unit.scheduler.rolling import Rolling
+from tests.unit.scheduler.test_sleep import asleep
 
 ALIVE = (("w0", "a"), ("w1", "b"))
 
@@ -68,6 +69,14 @@ def test_what_did_not_change_is_ready_at_once() -> None:
     cluster = running()
     same = bytes(cluster.model().spec)
     answers = decisions(cluster.append(ApplyModel(Raw(same))), "model_unchanged")
+    assert is_ready(row(cluster), awaited(answers)["churn"])
+
+
+def test_one_that_sleeps_is_not_waited_for_until_somebody_wakes_it() -> None:
+    cluster = asleep()
+    same = bytes(cluster.model().spec)
+    answers = decisions(cluster.append(ApplyModel(Raw(same))), "model_unchanged")
+    assert row(cluster).status == "asleep"
     assert is_ready(row(cluster), awaited(answers)["churn"])
 
 
