@@ -270,18 +270,19 @@ def delete(
     """
     connection = Connection.open(bootstrap_servers)
     decision = delete_declared(connection, model, timeout_s, nothing)
-    waiting = _queued(connection, decision) if decision.kind == "model_deleting" else None
+    deleting = decision.kind == "model_deleting"
+    waiting = _queued(connection, decision) if deleting else None
     if output is OutputFormat.JSON:
         show_json({**msgspec.to_builtins(decision), "queued": waiting})
     else:
         console.print(f"{decision.subject}: {decision.kind}: {decision.reason}", highlight=False)
-        if waiting is not None:
+        if deleting:
             console.print(fate(decision, waiting), highlight=False)
     if decision.kind == "delete_ignored":
         raise typer.Exit(1)
 
 
-def _queued(connection: Connection, deleting: Decision) -> int:
+def _queued(connection: Connection, deleting: Decision) -> int | None:
     reader = connection.reader(connection.settings.topics.worker_group)
     try:
         return queued(reader, str(deleting.chosen["topic_kept"]))

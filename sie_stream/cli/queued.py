@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from sie_stream.decisions import Decision
 from sie_stream.edge.tables import read_to_end
+from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.offsets import OffsetLedger
 from sie_stream.ports import LogReader
 
+TIMEOUT_S = 30.0
 
-def queued(reader: LogReader, topic: str) -> int:
+
+def queued(reader: LogReader, topic: str, timeout_s: float = TIMEOUT_S) -> int | None:
     """Records between what the workers committed and the end, less those that were answered out of order.
 
-    `reader` reads as the group of the workers. 0 for a topic that does not exist.
-
-    Raises FatalLogError when the end is not reached in time.
+    `reader` reads as the group of the workers. 0 for a topic that does not exist; None when they could not be counted
+    in time: the deletion, which is under way by then, is to be told all the same.
     """
+    try:
+        return _counted(reader, topic, timeout_s)
+    except (Retriable, FatalLogError):
+        return None
+
+
+def _counted(reader: LogReader, topic: str, timeout_s: float) -> int:
     places = [TopicPartition(topic, number) for number in range(reader.partitions_of(topic))]
     ledgers = {
         place.partition: OffsetLedger.resume(found)
@@ -24,18 +33,18 @@ def queued(reader: LogReader, topic: str) -> int:
     }
     since = {TopicPartition(topic, number): ledger.committable for number, ledger in ledgers.items()}
     waiting = 0
-    for record in read_to_end(reader, topic, since):
+    for record in read_to_end(reader, topic, since, timeout_s):
         ledger = ledgers.get(record.partition)
         waiting += ledger is None or not ledger.is_done(record.offset)
     return waiting
 
 
-def fate(deleting: Decision, waiting: int) -> str:
+def fate(deleting: Decision, waiting: int | None) -> str:
     """What becomes of the requests that wait in the topic of a model that is being deleted, as one sentence."""
     topic = deleting.chosen["topic_kept"]
-    if not waiting:
+    if waiting == 0:
         return f"No request waits in {topic}."
-    requests = "1 request" if waiting == 1 else f"{waiting} requests"
+    requests = "1 request" if waiting == 1 else f"{waiting or 'Not yet counted'} requests"
     if deleting.chosen["worked_off"] == "yes":
         return f"{requests} in {topic}: answered before its replicas are unloaded."
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sie_stream.cli.queued import fate, queued
 from sie_stream.control import DeleteModel
+from sie_stream.errors import Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.offsets import OffsetLedger
 from sie_stream.ports import TopicSpec
@@ -37,6 +38,19 @@ def test_what_was_committed_or_answered_out_of_order_does_not_wait() -> None:
 
 def test_nothing_waits_in_a_topic_that_does_not_exist() -> None:
     assert queued(SimLog().reader(GROUP), TOPIC) == 0
+
+
+def test_a_deletion_is_told_also_when_nobody_could_count_in_time() -> None:
+    log = with_requests(0)
+
+    def unreachable(operation: str, _client: str) -> None:
+        if operation == "poll":
+            raise Retriable("a broker is starting again")
+
+    log.cluster.before = unreachable
+    waiting = queued(log.reader(GROUP), TOPIC, timeout_s=0)
+    [served] = decisions(running().append(DeleteModel("churn")), "model_deleting")
+    assert fate(served, waiting).startswith("Not yet counted requests in sie.work.churn: answered before")
 
 
 def test_it_says_who_answers_them() -> None:
