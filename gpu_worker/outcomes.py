@@ -199,8 +199,7 @@ class Outcomes:
                     usage=_usage(answer),
                 )
             except CodecError as refusal:
-                error = ResultError("output_not_text", f"the outputs cannot be written: {refusal.message}", "outputs")
-                self._failed(turn, item, answer, error, output)
+                self._failed(turn, item, answer, _not_text(refusal), output)
                 continue
             if work.output_topic or work.reply_topic or len(value) > value_bytes_max or work.variant[:1] == SHADOW:
                 result = _result(turn, item, answer, "ok", built, None)
@@ -225,10 +224,13 @@ class Outcomes:
                 built = guard.outputs(item.work, built, output.writes)
             if built is None:
                 built = ResultError("output_not_text", "the outputs are no JSON, so their fields cannot be protected")
-            if isinstance(built, bytes):
-                self._terminal(item, _result(turn, item, answer, "ok", built, None), finisher.launch, output)
-            else:
+            if not isinstance(built, bytes):
                 self._failed(turn, item, answer, built, output)
+                continue
+            try:
+                self._terminal(item, _result(turn, item, answer, "ok", built, None), finisher.launch, output)
+            except CodecError as refusal:
+                self._failed(turn, item, answer, _not_text(refusal), output)
 
     def _pooled(self, turn: Turn, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:
         """Raw outputs for the shared Stage 2 pool; what failed already needs no Stage 2."""
@@ -249,8 +251,7 @@ class Outcomes:
             try:
                 value = encode_raw_output(raw)
             except CodecError as refusal:
-                error = ResultError("output_not_text", f"the outputs cannot be written: {refusal.message}", "outputs")
-                self._failed(turn, item, answer, error, output)
+                self._failed(turn, item, answer, _not_text(refusal), output)
                 continue
             if len(value) > self._value_bytes_max:
                 self._failed(turn, item, answer, self._too_large(len(value)), output)
@@ -353,6 +354,10 @@ def _engine_error(finisher: Finisher, answer: EngineOutput) -> ResultError:
     """Why an engine did not answer. Its words may quote the inputs."""
     assert answer.error_code is not None
     return ResultError(answer.error_code, WITHHELD if finisher.guard is not None else answer.error_message or "")
+
+
+def _not_text(refusal: CodecError) -> ResultError:
+    return ResultError("output_not_text", f"the outputs cannot be written: {refusal.message}", "outputs")
 
 
 def _usage(answer: EngineOutput) -> Usage:

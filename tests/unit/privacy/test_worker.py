@@ -136,3 +136,13 @@ def test_models_without_marks_write_as_they_did(keyring: Keyring) -> None:
     rig.run(50)
     assert world.results()["r"].outputs == b'{"echo":{"x":1}}'
     assert world.log.visible(world.names.keys) == []
+
+
+def test_outputs_that_are_no_text_fail_alone_where_only_inputs_are_marked(keyring: Keyring) -> None:
+    script = EngineScript(answer=lambda item: EngineOutput(item.request_id, outputs=b'{"text":"\xff"}'))
+    world, rig = serving(script, cipher=keyring, input_schema=Raw(json.dumps(INPUTS).encode()))
+    world.send(work_item("r", inputs=ADA))
+    rig.run(50)
+    result = world.results()["r"]
+    assert result.error is not None
+    assert (result.status, result.error.code) == ("failed", "output_not_text")
