@@ -7,6 +7,7 @@ transaction of the first values that it encrypts. Either both are there, or neit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Protocol
 
 import msgspec
@@ -135,11 +136,16 @@ class Guard:
             return payload
         cipher = self._vault.cipher
 
+        @cache
+        def key_in_use() -> tuple[DataKeyId, bytes]:
+            """Of the subject, which takes reading the inputs: once, however many values there are."""
+            return self._vault.data_key(self.rules.subject_of(work), writes)
+
         def protect(path: str, value: Any) -> str:
             plain = _plain(value)
             if fields[path] == "hash":
                 return hashed_text(Hashed(cipher.current, cipher.digest(cipher.current, plain)))
-            by, data_key = self._vault.data_key(self.rules.subject_of(work), writes)
+            by, data_key = key_in_use()
             return sealed_text(Sealed(by, cipher.seal(data_key, plain, bound_to(self._model, side, path, by))))
 
         return changed(payload, fields, protect)

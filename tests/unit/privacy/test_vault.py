@@ -63,6 +63,20 @@ def test_no_plain_value_is_left_in_what_is_written(ring: Ring) -> None:
     assert letter.token_ids is None
 
 
+def test_whose_values_they_are_is_found_out_once_for_all_of_a_result(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    def subject_of(subject: bytes) -> str:
+        asked.append(subject)
+        return Keyring.subject_of(ring.keyring, subject)
+
+    monkeypatch.setattr(ring.keyring, "subject_of", subject_of)
+    written = ring.outputs("ada", {"reason": "x", "people": [{"name": str(number)} for number in range(50)]})
+    assert (asked, len(sealed_in(written)), written.count(b"aes-256-gcm:")) == ([b"ada"], 1, 51)
+
+
 def test_a_subject_has_one_data_key_and_two_subjects_have_two(ring: Ring) -> None:
     for customer in ("ada", "ada", "bob"):
         ring.outputs(customer, {"reason": "x"})
