@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,14 +18,15 @@ from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, c
 from sie_stream.cli.since import shown_time
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import load_settings
-from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.edge.kafka_log import KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.key_table import read_key_table
-from sie_stream.edge.key_topic import rewrap, shred
+from sie_stream.edge.key_topic import KeyReaders, rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
 from sie_stream.errors import ConfigError
 from sie_stream.privacy.datakeys import Shredded
 from sie_stream.privacy.forms import Hashed, Sealed, changed_forms, hashed_text, sealed_text
 from sie_stream.privacy.vault import KeyUnavailable, Opener
+from sie_stream.settings import Settings
 from topics.edge.admin import KafkaAdmin
 from topics.plan import is_held
 
@@ -71,13 +72,9 @@ def rotate(
       sie-stream keys rotate
     """
     folder = _folder(ring)
-    with _topic(bootstrap_servers) as (connection, reader):
+    with _changing(bootstrap_servers) as (settings, readers, writer):
         made = add_kek(folder)
-        writer = connection.transactional_writer(connection.settings.topics.keys_transactional_id)
-        try:
-            done, unknown = rewrap(reader, writer, connection.settings.topics, made)
-        finally:
-            writer.close()
+        done, unknown = rewrap(readers, writer, settings.topics, made)
     _tell({"ring": str(folder), "current": made.current, "rewrapped": done, "not_on_this_ring": unknown}, output)
 
 
@@ -132,19 +129,14 @@ def shred_(
       sie-stream keys shred customer-17 --reason "asked for on 3 March"
     """
     name = Keyring(_folder(ring)).subject_of(subject.encode())
-    with _topic(bootstrap_servers) as (connection, reader):
-        settings = connection.settings
+    with _changing(bootstrap_servers) as (settings, readers, writer):
         found = KafkaAdmin.of(settings).describe([settings.topics.keys]).get(settings.topics.keys)
         if found is not None and is_held(found):
             raise ConfigError(
                 f"{found.topic} is under a legal hold, which keeps what is to be shredded: release it first"
             )
-        writer = connection.transactional_writer(settings.topics.keys_transactional_id)
-        try:
-            told = (round(time.time() * 1_000), getpass.getuser(), reason)
-            fact, removed = shred(reader, writer, settings.topics, name, told)
-        finally:
-            writer.close()
+        told = (round(time.time() * 1_000), getpass.getuser(), reason)
+        fact, removed = shred(readers, writer, settings.topics, name, told)
     if output is OutputFormat.JSON:
         show_json({"subject": fact.subject, "removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms})
     else:
@@ -239,6 +231,15 @@ def _topic(bootstrap_servers: str | None) -> Iterator[tuple[Connection, KafkaRea
         yield connection, reader
     finally:
         reader.close()
+
+
+@contextmanager
+def _changing(bootstrap_servers: str | None) -> Iterator[tuple[Settings, KeyReaders, KafkaTransactionalWriter]]:
+    with ExitStack() as stack:
+        connection, reader = stack.enter_context(_topic(bootstrap_servers))
+        latest = stack.enter_context(closing(connection.latest_reader()))
+        made = connection.transactional_writer(connection.settings.topics.keys_transactional_id)
+        yield connection.settings, KeyReaders(reader, latest), stack.enter_context(closing(made))
 
 
 def _tell(found: dict[str, Any], output: OutputFormat) -> None:

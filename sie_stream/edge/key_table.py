@@ -10,9 +10,12 @@ from sie_stream.privacy.datakeys import KeyTable
 READ_S = 600.0
 
 
-def read_key_table(reader: LogReader, names: TopicNames) -> KeyTable:
-    """Every data key, and every subject that was shredded. Empty where the topic does not exist."""
+def read_key_table(reader: LogReader, names: TopicNames, latest: LogReader | None = None) -> KeyTable:
+    """Every data key, and every subject that was shredded. Empty where the topic does not exist.
+
+    `latest`: see read_to_end.
+    """
     table = KeyTable()
-    for record in read_to_end(reader, names.keys, timeout_s=READ_S):
+    for record in read_to_end(reader, names.keys, timeout_s=READ_S, latest=latest):
         table.heed(record.key, record.value)
     return table

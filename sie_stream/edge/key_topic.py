@@ -1,12 +1,14 @@
 """Opens the data keys of sie.keys, and the two who change what is on it: shredding and rotation. Over ports only.
 
 Both take names.keys_transactional_id first, so neither writes a data key again that the other one is shredding. Workers
-only add keys, and never one that was there.
+only add keys, and never one that was there. Both wait for transactions that are open when they begin: an open one hides
+the keys that other workers committed after it, whose results may be read already.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.key_table import read_key_table
@@ -40,8 +42,15 @@ def open_keys(connection: Connection) -> Opener:
         reader.close()
 
 
+class KeyReaders(NamedTuple):
+    """What is committed, and how far the log goes with open transactions."""
+
+    committed: LogReader
+    latest: LogReader
+
+
 def shred(
-    reader: LogReader,
+    readers: KeyReaders,
     writer: TransactionalWriter,
     names: TopicNames,
     subject: str,
@@ -54,7 +63,7 @@ def shred(
     after us.
     """
     writer.init()
-    table = _existing(reader, names)
+    table = _existing(readers, names)
     removed = len(table.of(subject))
     if not removed:
         if (earlier := table.shreds.get(subject)) is not None:
@@ -70,13 +79,13 @@ def shred(
     return fact, removed
 
 
-def rewrap(reader: LogReader, writer: TransactionalWriter, names: TopicNames, ring: Keyring) -> tuple[int, int]:
+def rewrap(readers: KeyReaders, writer: TransactionalWriter, names: TopicNames, ring: Keyring) -> tuple[int, int]:
     """Puts every data key under the current key-encryption key; (how many, how many that ring cannot unwrap).
 
     Raises Fenced when somebody else came after us: what was done stays, and the rest is done by another call.
     """
     writer.init()
-    old = [wrapped for wrapped in _existing(reader, names) if wrapped.kek != ring.current]
+    old = [wrapped for wrapped in _existing(readers, names) if wrapped.kek != ring.current]
     unknown = 0
     for begin in range(0, len(old), KEYS_AT_ONCE):
         writes = []
@@ -92,7 +101,7 @@ def rewrap(reader: LogReader, writer: TransactionalWriter, names: TopicNames, ri
     return len(old) - unknown, unknown
 
 
-def _existing(reader: LogReader, names: TopicNames) -> KeyTable:
-    if not reader.partitions_of(names.keys):
+def _existing(readers: KeyReaders, names: TopicNames) -> KeyTable:
+    if not readers.committed.partitions_of(names.keys):
         raise ConfigError(f"topic {names.keys!r} does not exist. Create it with `sie-stream topics apply`.")
-    return read_key_table(reader, names)
+    return read_key_table(readers.committed, names, readers.latest)

@@ -16,16 +16,21 @@ RETRY_S = 0.1
 
 
 def read_to_end(
-    reader: LogReader, topic: str, since: Mapping[TopicPartition, int] | None = None, timeout_s: float = 30.0
+    reader: LogReader,
+    topic: str,
+    since: Mapping[TopicPartition, int] | None = None,
+    timeout_s: float = 30.0,
+    latest: LogReader | None = None,
 ) -> Generator[LogRecord]:
     """Every visible record of `topic` (from the offsets `since`, where given) up to the end offset seen at the call.
 
-    Nothing for a topic that does not exist.
+    Nothing for a topic that does not exist. `latest`: a reader whose end offsets count open transactions, too, so that
+    what is committed behind one is waited for (at most the transaction timeout).
 
     Raises FatalLogError when the end is not reached in time.
     """
     deadline = time.monotonic() + timeout_s
-    starts, ends = patiently(lambda: _span(reader, topic, since or {}), deadline)
+    starts, ends = patiently(lambda: _span(reader, topic, since or {}, latest or reader), deadline)
     partitions = list(ends)
     left = [partition for partition in partitions if starts[partition] < ends[partition]]
     reader.assign({partition: starts[partition] for partition in left})
@@ -43,11 +48,11 @@ def read_to_end(
 
 
 def _span(
-    reader: LogReader, topic: str, since: Mapping[TopicPartition, int]
+    reader: LogReader, topic: str, since: Mapping[TopicPartition, int], latest: LogReader
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Where to start and where to stop, per partition."""
     partitions = [TopicPartition(topic, number) for number in range(reader.partitions_of(topic))]
-    ends = reader.end_offsets(partitions)
+    ends = latest.end_offsets(partitions)
     return reader.beginning_offsets(partitions) | dict(since), ends
 
 

@@ -34,9 +34,7 @@ class Readers:
     def __init__(self, connection: Connection) -> None:
         settings = connection.settings
         self.records = KafkaReader(settings.bootstrap_servers, GROUP, settings.client_overrides)
-        self._high = KafkaReader(
-            settings.bootstrap_servers, GROUP, settings.client_overrides | {"isolation.level": "read_uncommitted"}
-        )
+        self._high = connection.latest_reader(GROUP)
         self._connection = connection
         self._more: list[KafkaReader] = []
         self.lost: list[str] = []
