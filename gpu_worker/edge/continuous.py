@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,6 @@ from sie_stream.ports import Clock
 
 STEPPED_EVERY_MS = 1_000.0
 """How often the host hears that steps are being made."""
-MESSAGE_CHARS_MAX = 2_000
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +26,16 @@ class _Open:
 
 
 class ContinuousRuns:
-    """Used from the engine process's main thread. `say` sends a message to the host."""
+    """Used from the engine process's main thread. `say` sends a message to the host, `tell` is the Tell of a slot."""
 
-    def __init__(self, backend: Backend, say: Callable[[FromEngine], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        say: Callable[[FromEngine], None],
+        tell: Callable[[int, BaseException], str],
+        clock: Clock,
+    ) -> None:
+        self._tell = tell
         self._backend = backend
         self._say = say
         self._clock = clock
@@ -137,7 +142,7 @@ class ContinuousRuns:
 
     def _failed(self, slot: int, model: ContinuousModel, error: Exception) -> None:
         """All that ran in the model shared the failure: nothing of it is left, and the host is told of each batch."""
-        traceback.print_exception(error)
+        said = self._tell(slot, error)
         model.reset()
         together = [entry for entry in self._open.values() if entry.slot == slot]
         for entry in together:
@@ -145,8 +150,4 @@ class ContinuousRuns:
             for ticket in entry.tickets:
                 del self._by_ticket[ticket]
         for entry in together:
-            self._say(Raised(entry.batch_id, "engine_error", shorten(error), len(together)))
-
-
-def shorten(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX]
+            self._say(Raised(entry.batch_id, "engine_error", said, len(together)))

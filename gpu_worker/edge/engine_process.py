@@ -31,7 +31,8 @@ from gpu_worker.backends.base import (
     OnTrunk,
     load_backend,
 )
-from gpu_worker.edge.continuous import ContinuousRuns, shorten
+from gpu_worker.edge.continuous import ContinuousRuns
+from gpu_worker.edge.engine_errors import Tell, shorten, tell_of
 from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
 from gpu_worker.edge.process_limits import apply_limits, out_of_memory
 from gpu_worker.engine_messages import (
@@ -90,7 +91,14 @@ class EngineProcess:
         self._loading: dict[int, None] = {}
         self._unwanted: dict[int, None] = {}
         self._tokenizers = shared_tokenizers()
-        self._continuous = ContinuousRuns(backend, lambda message: self._send(encode_message(message)), clock)
+        self._tell: dict[int, Tell] = {}
+        """By slot, how errors of its model are told."""
+        self._continuous = ContinuousRuns(
+            backend,
+            lambda message: self._send(encode_message(message)),
+            lambda slot, error: self._tell[slot](error),
+            clock,
+        )
 
     def serve(self) -> None:
         # Libraries have version types of their own; only plain text crosses the socket.
@@ -133,8 +141,7 @@ class EngineProcess:
             outputs = model.run(message.items)
             answer = encode_message(Answers(message.batch_id, outputs, self._clock.monotonic_ms() - started_at))
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
-            traceback.print_exc()
-            self._raised(message, shorten(error))
+            self._raised(message, self._tell[message.slot](error))
             return
         if len(outputs) != len(message.items):
             self._raised(message, f"the backend answered {len(outputs)} of {len(message.items)} inputs")
@@ -179,6 +186,7 @@ class EngineProcess:
         started_at = self._clock.monotonic_ms()
         try:
             launch = msgspec.json.decode(message.launch, type=ModelLaunch)
+            self._tell[message.slot] = tell_of(launch)
             model = self._backend.load(launch)
             loaded_at = self._clock.monotonic_ms()
             self._warm_up(launch, model)
