@@ -86,6 +86,7 @@ class Replay:
         self._targets: dict[tuple[str, str, str], Target | Unavailable] = {}
         self._lanes: dict[int, tuple[Target, list[EngineInput], list[object]]] = {}
         self._matched: dict[TopicPartition, int] = {}
+        self._first_matched: dict[TopicPartition, int] = {}
         self._started_s = 0.0
         self._first_at_ms: int | None = None
         self._paces = bool(job.pace.per_s or job.pace.factor)
@@ -205,6 +206,8 @@ class Replay:
                 why = "no terminal record: not finished yet, or written after the time that was looked at (--late)"
                 self._tally.absent(place_of(record), work.request_id, work.model, "missing", why)
                 continue
+            if not matched:
+                self._first_matched.setdefault(place, record.offset)
             matched += 1
             self._one(Token(original, record, work))
             if self._stop:
@@ -315,7 +318,9 @@ class Replay:
         for place in self._scratch.places():
             exists = self._readers.records.partitions_of(place.topic) > place.partition
             begins_at = self._readers.bounds([place])[place].beginning if exists else 1 << 62
-            gone, listed = self._scratch.below(place, begins_at, ABSENT_LISTED)
+            # What was read and is deleted since is not absent.
+            gone_below = min(begins_at, self._first_matched.get(place, begins_at))
+            gone, listed = self._scratch.below(place, gone_below, ABSENT_LISTED)
             for offset, request_id, model in listed:
                 why = f"its work item is deleted: {place.topic}[{place.partition}] begins at {begins_at}"
                 here = Place(place.topic, place.partition, offset)
