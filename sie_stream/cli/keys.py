@@ -64,8 +64,8 @@ def rotate(
 ) -> None:
     """Make a new key-encryption key and put every data key under it; nothing protected has to be written again.
 
-    Copy the new file to every host with workers; they use it for new data keys from their next start on. The old file
-    must stay while hashed values are to be compared, and until `keys list` shows no data key under it.
+    Copy the new file to every host with workers; they use it for new data keys from their next start on, at the latest.
+    The old file must stay while hashed values are to be compared, and until `keys list` shows no data key under it.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ DATA_KEY_BYTES_OF_ID = 8
 
 
 class Keyring:
-    """Read when it is made, and again when a key is named that was not there."""
+    """Read when it is made, and again when a key is named that was not there: a newer key is the current one then."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError for a folder that is no key ring, or that others may read."""
