@@ -42,7 +42,7 @@ GROWN = 800_000
 GROWN_MB = 512
 LOOK_S = 0.25
 DRAIN_S = 20.0
-CALM_S = 8.0
+CALM_S = 12.0
 TOTAL_S = 175.0
 """For everything after the start."""
 MOVED_MS, MOVED_SHARE = 3.0, 0.1
@@ -63,26 +63,30 @@ class Act(Struct, frozen=True):
     """How its rollout must end."""
     named: tuple[str, ...]
     """Gates, one of which a rollback must name."""
-    changes: Callable[[ModelSpec, Grown, Callable[[], None]], dict[str, Any]]
+    changes: Callable[[ModelSpec, Grown], dict[str, Any]]
 
 
 class Grown:
-    """The slow version's weights, made by a process of their own while the first versions roll."""
+    """The slow version's weights, made by a process of their own while the system starts."""
 
     def __init__(self, model: Path, out: Path) -> None:
         self._out = out
+        self._digest = ""
         command = [sys.executable, "-m", "zoo.grown", str(model), "--rows", str(GROWN), "--out", str(out)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def source(self, spec: ModelSpec, tick: Callable[[], None]) -> dict[str, Any]:
-        """Raises CanaryFailed when they could not be made."""
+    def wait(self, tick: Callable[[], None]) -> None:
+        """Until they are made: latencies are compared later, and this takes a whole core. Raises CanaryFailed."""
         while self._process.poll() is None:
             tick()
             time.sleep(LOOK_S)
         digest, trouble = self._process.communicate()
         if self._process.returncode:
             raise CanaryFailed(f"the slow version could not be made: {trouble[-2_000:]}")
-        source = spec.source.model_copy(update={"uri": str(self._out), "digest": digest.strip()})
+        self._digest = digest.strip()
+
+    def changes(self, spec: ModelSpec) -> dict[str, Any]:
+        source = spec.source.model_copy(update={"uri": str(self._out), "digest": self._digest})
         return {"source": source, "min_gpu_memory_mb": GROWN_MB}
 
     def stop(self) -> None:
@@ -91,19 +95,19 @@ class Grown:
         self._process.communicate()
 
 
-def _same(_spec: ModelSpec, _grown: Grown, _tick: Callable[[], None]) -> dict[str, Any]:
+def _same(_spec: ModelSpec, _grown: Grown) -> dict[str, Any]:
     return {}
 
 
-def _swapped(spec: ModelSpec, _grown: Grown, _tick: Callable[[], None]) -> dict[str, Any]:
+def _swapped(spec: ModelSpec, _grown: Grown) -> dict[str, Any]:
     names = {SWAPPED[0]: SWAPPED[1], SWAPPED[1]: SWAPPED[0]}
     features = [names.get(name, name) for name in spec.backend.config["features"]]
     config = {**spec.backend.config, "features": features}
     return {"backend": spec.backend.model_copy(update={"config": config})}
 
 
-def _grown(spec: ModelSpec, grown: Grown, tick: Callable[[], None]) -> dict[str, Any]:
-    return grown.source(spec, tick)
+def _grown(spec: ModelSpec, grown: Grown) -> dict[str, Any]:
+    return grown.changes(spec)
 
 
 ACTS = (
@@ -168,6 +172,7 @@ class Canary:
         grown = Grown(folder, cluster.state_dir / "grown")
         try:
             apply_specs(cluster.connection, [(spec, folder)], 60.0, lambda _: None, self._tick)
+            grown.wait(self._tick)
             rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
             with Load(cluster.connection, MODEL, rows, self._rate) as load:
                 return self._play(load, with_absolute_source(spec, folder), grown)
@@ -205,7 +210,7 @@ class Canary:
 
     def _act(self, act: Act, spec: ModelSpec, grown: Grown, load: Load) -> dict[str, Any]:
         self._screen.print(f"[bold]{act.title}[/] ({act.version})", highlight=False)
-        changes = {"version": act.version, "rollout": self._rollout, **act.changes(spec, grown, self._tick)}
+        changes = {"version": act.version, "rollout": self._rollout, **act.changes(spec, grown)}
         started = time.monotonic()
         command = ApplyModel(Raw(to_json(spec.model_copy(update=changes))), "demo")
         answers = of_kind({"rollout_started", "model_rejected"})
