@@ -32,6 +32,7 @@ from gpu_worker.edge.gpu_health import GpuHealth
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.edge.telemetry import TelemetryObserver
+from gpu_worker.engine_port import EngineKey
 from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
 from gpu_worker.isolation import engine_limits
@@ -73,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not settings.bootstrap_servers:
             raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
         identity = make_identity(options, settings, find_topology(log))
+        prestart = known_backends("setting prestart_engines", settings.prestart_engines, identity.backends)
         vault = Vault(Keyring(Path(settings.pii_keys)), settings.topics.keys) if settings.pii_keys else None
-        process = WorkerProcess(settings, identity, log, vault)
+        process = WorkerProcess(settings, identity, log, vault, prestart)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
@@ -103,12 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 def make_identity(options: argparse.Namespace, settings: Settings, topology: GpuTopology) -> Identity:
     """Raises ConfigError for a backend nobody registered."""
     known = backend_names()
-    backends = [name for name in options.backends.split(",") if name] or known
-    for name in backends:
-        if name not in known:
-            raise ConfigError(
-                f"--backends: {name!r} is not installed. Installed: {', '.join(known)}.{did_you_mean(name, known)}"
-            )
+    backends = known_backends("--backends", options.backends, known) or known
     made = f"{options.id}-{SystemClock().now_ms():x}-{secrets.token_hex(3)}"
     return Identity(
         worker=options.id,
@@ -123,6 +120,17 @@ def make_identity(options: argparse.Namespace, settings: Settings, topology: Gpu
         tier=settings.worker_tier if options.tier is None else options.tier,
         topology=Raw(msgspec.json.encode(topology)),
     )
+
+
+def known_backends(field: str, names: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Of names separated by commas. Raises ConfigError for one that this worker does not have."""
+    found = tuple(dict.fromkeys(name for name in map(str.strip, names.split(",")) if name))
+    for name in found:
+        if name not in known:
+            raise ConfigError(
+                f"{field}: {name!r} is not installed here. Installed: {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    return found
 
 
 def _versions() -> dict[str, str]:
@@ -146,9 +154,16 @@ class WorkerProcess:
     """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup."""
 
     def __init__(
-        self, settings: Settings, identity: Identity, log: structlog.stdlib.BoundLogger, vault: Vault | None
+        self,
+        settings: Settings,
+        identity: Identity,
+        log: structlog.stdlib.BoundLogger,
+        vault: Vault | None,
+        prestart: tuple[str, ...] = (),
     ) -> None:
+        """`prestart`: backends whose engines are started before a model asks for them."""
         self._settings = settings
+        self._prestart = prestart
         self._vault = vault
         self._identity = identity
         self._log = log
@@ -193,6 +208,9 @@ class WorkerProcess:
         )
         health.start()
         try:
+            for device in identity.devices:
+                for backend in self._prestart:
+                    engines.start(EngineKey(device.device, backend))
             host.run_turn()
             calm_garbage_collector()
             self._say_ready()

@@ -81,6 +81,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     engine_cgroup: str = ""
     """A cgroup v2 folder that this user may write to (systemd: Delegate=memory): every engine gets a group in it, and
     the kernel ends an engine that goes over its memory limit, with all that it started."""
+    prestart_engines: str = ""
+    """Backends whose engine processes start with the worker, separated by commas: the first model of one need not wait
+    for its imports (torch: some seconds, 250 MB). Empty: an engine starts when a model is placed on it."""
     launchable_servers: str = ""
     """Programs that declarations may start on this worker (backends triton, vllm, sglang): absolute paths, separated
     by commas. Empty: none; such models attach to servers that run already."""

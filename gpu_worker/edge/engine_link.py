@@ -108,11 +108,15 @@ class EngineLinks:
     def pids(self) -> dict[EngineKey, int]:
         return {key: child.process.pid for key, child in self._children.items()}
 
+    def start(self, engine: EngineKey) -> None:
+        """Start its process unless there is one."""
+        if engine not in self._children:
+            self._start(engine)
+
     # ------------------------------------------------------------ EnginePort
 
     def load(self, engine: EngineKey, slot: int, launch: ModelLaunch) -> None:
-        if engine not in self._children:
-            self._start(engine)
+        self.start(engine)
         self._tell(engine, Load(slot, msgspec.json.encode(launch)))
 
     def unload(self, engine: EngineKey, slot: int) -> None:

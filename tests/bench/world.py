@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from schemas.codec import decode_result
 from sie_stream.cli.cluster import Cluster, Layout
@@ -93,8 +94,8 @@ def jobs(world: World, commands: Mapping[str, Sequence[str]]) -> Iterator[list[J
 class Engine:
     """The processes of SIE-Stream, started by the same supervisor as `sie-stream up`."""
 
-    def __init__(self, world: World, layout: Layout) -> None:
-        settings = Settings(bootstrap_servers=world.bootstrap, state_dir=str(world.folder / "state"))
+    def __init__(self, world: World, layout: Layout, **settings_of: Any) -> None:
+        settings = Settings(bootstrap_servers=world.bootstrap, state_dir=str(world.folder / "state"), **settings_of)
         self.cluster = Cluster(settings, layout)
         self.topics = settings.topics
         self.bootstrap = world.bootstrap
@@ -130,8 +131,8 @@ class Engine:
 
 
 @contextmanager
-def engine(world: World, layout: Layout) -> Iterator[Engine]:
-    made = Engine(world, layout)
+def engine(world: World, layout: Layout, **settings_of: Any) -> Iterator[Engine]:
+    made = Engine(world, layout, **settings_of)
     try:
         made.cluster.start()
         yield made

@@ -88,6 +88,15 @@ def test_loads_and_answers_in_order(engines: Engines) -> None:
     assert done.outputs[1].error_code == "refused"
 
 
+def test_an_engine_that_was_started_before_takes_the_first_model(engines: Engines) -> None:
+    engines.links.start(KEY)
+    started = engines.wait_for(EngineStarted)
+    assert isinstance(started, EngineStarted)
+    engines.load()
+    engines.wait_for(ModelLoaded)
+    assert engines.links.pids() == {KEY: started.pid}
+
+
 def test_threads_are_set_before_the_start(engines: Engines) -> None:
     engines.load()
     engines.wait_for(ModelLoaded)
