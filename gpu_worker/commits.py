@@ -76,7 +76,7 @@ def on_succeeded(state: WorkerState, commits: Commits, event: CommitSucceeded) -
     commits.under_way = 0
     commits.writes = commits.copies = commits.first_answers = ()
     commits.aborts_in_a_row = 0
-    state.pacer.succeeded(event.took_ms)
+    state.pacer.succeeded(state.at_ms, event.took_ms)
 
 
 def _report_first_answers(state: WorkerState, commits: Commits) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sie_stream.ports import TRANSACTION_REST_MS
+
 GROUP_UNIT = 32
 """Pending results that double the interval."""
 GROUP_FACTOR_MAX = 8.0
@@ -37,6 +39,8 @@ class CommitPacer:
     started_at: float = float("-inf")
     waiting_since: float | None = None
     """When the oldest result not yet in a commit was finished."""
+    rested_at: float = float("-inf")
+    """From when on the next may start without disturbing the last."""
     blocked_until: float = float("-inf")
     behind_until: float = float("-inf")
 
@@ -53,7 +57,8 @@ class CommitPacer:
         self.started_at = at_ms
         self.waiting_since = None
 
-    def succeeded(self, took_ms: float) -> None:
+    def succeeded(self, at_ms: float, took_ms: float) -> None:
+        self.rested_at = at_ms + TRANSACTION_REST_MS
         self.commit_ms += SMOOTHING * (min(took_ms, 1_000.0) - self.commit_ms)
 
     def aborted(self, at_ms: float) -> None:
@@ -76,7 +81,7 @@ class CommitPacer:
         interval = self.interval_ms(pending)
         if at_ms < self.behind_until:
             interval = max(interval, BEHIND_INTERVAL_MS)
-        wait = max(self.blocked_until - at_ms, self.started_at + interval - at_ms, 0.0)
+        wait = max(max(self.blocked_until, self.started_at + interval, self.rested_at) - at_ms, 0.0)
         if next_finish_ms is not None:
             hold_ms = min(HOLD_MS_MAX, self.commit_ms / 2)
             if next_finish_ms <= hold_ms:

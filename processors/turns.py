@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Protocol
 
 from msgspec import Struct
 
 from sie_stream.errors import RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
-from sie_stream.ports import Clock, GroupReader, LogReader, PlainWriter, TransactionalWriter
+from sie_stream.ports import (
+    TRANSACTION_REST_MS,
+    Clock,
+    GroupReader,
+    LogReader,
+    PlainWriter,
+    TransactionalWriter,
+)
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 
 TOPIC_KNOWN_MS = 60_000
 TOPIC_MISSING_MS = 2_000
 UNKNOWN = -1
+PACE_MS = 10.0
+"""Least time between two turns that find little. A transaction costs the broker the same for one record as for a
+thousand; one after another, they would take a whole core from those who answer."""
+LITTLE = 256
+"""Records. A turn that finds more has waited long enough."""
 
 
 class Ports(Struct, frozen=True):
@@ -43,6 +56,32 @@ class Silence:
 
     def event(self, name: str, **facts: object) -> None:
         return None
+
+
+class Pace:
+    """When a host that finds little may begin its next turn."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._found = 0
+        self._began_at = self._ended_at = float("-inf")
+
+    def began(self) -> None:
+        """A turn begins; it may have to wait for its first record."""
+        self._found = 0
+        self._began_at = self._clock.monotonic_ms()
+
+    def ended(self, found: int) -> None:
+        """It found so many records, and its transaction has ended."""
+        self._found = found
+        self._ended_at = self._clock.monotonic_ms()
+
+    def pause_ms(self) -> int:
+        """What is left of PACE_MS since the last turn began and of TRANSACTION_REST_MS since it ended."""
+        if not 0 < self._found < LITTLE:
+            return 0
+        until = max(self._began_at + PACE_MS, self._ended_at + TRANSACTION_REST_MS)
+        return max(0, ceil(until - self._clock.monotonic_ms()))
 
 
 class Source:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from processors.egress.machine import CommitOutputs, EgressMachine, OutputsPolled, RoutesChanged
 from processors.follow import RouteFollower
 from processors.tokenise import TextEncoder
-from processors.turns import Ports, Silence, Source, TopicLookup, Watcher, commit_turn
+from processors.turns import Pace, Ports, Silence, Source, TopicLookup, Watcher, commit_turn
 from sie_stream.errors import FatalLogError, RecordTooLarge
 from sie_stream.settings import Settings
 
@@ -33,6 +33,7 @@ class EgressHost:
         self._topics = TopicLookup(self._reader, ports.clock)
         self._routes = RouteFollower(self._reader, settings.topics.routes)
         self._source = Source(settings.topics.egress_group, ports.make_group_reader(settings.topics.egress_group))
+        self._pace = Pace(ports.clock)
         self._aborts_in_a_row = 0
         self.machine = EgressMachine(settings, encoder_of, self._topics)
 
@@ -50,7 +51,8 @@ class EgressHost:
 
     def turn(self) -> int:
         """One turn; waits at most IDLE_WAIT_MS. Returns how many records were settled. Raises Fenced, FatalLogError."""
-        changed = self._routes.changes()
+        changed = self._routes.changes(self._pace.pause_ms())
+        self._pace.began()
         if changed:
             self.machine.decide([RoutesChanged(changed)])
         while self._routes.problems:
@@ -71,6 +73,7 @@ class EgressHost:
 
     def _promise(self, batch: CommitOutputs) -> bool:
         refusal = commit_turn(self._ports.writer, batch.writes, [(self._source.reader, batch.offsets)])
+        self._pace.ended(len(batch.writes))
         if refusal is None:
             self._aborts_in_a_row = 0
             return True

@@ -27,7 +27,7 @@ from processors.ingress.machine import IngressMachine
 from processors.ingress.routes import TextEncoders
 from processors.ingress.sleepers import SleepWatch
 from processors.ingress.window import WindowReader, start_at_end
-from processors.turns import Ports, Silence, Source, TopicLookup, Watcher, commit_turn
+from processors.turns import Pace, Ports, Silence, Source, TopicLookup, Watcher, commit_turn
 from schemas.registry_follower import SchemaTableFollower
 from sie_stream.errors import FatalLogError, RecordTooLarge, Retriable
 from sie_stream.ids import TopicPartition
@@ -38,11 +38,6 @@ IDLE_WAIT_MS = 100
 SHARED_WAIT_MS = 5
 """How long an idle turn waits: on the only group, or on each of several."""
 ABORTS_IN_A_ROW_MAX = 100
-PACE_MS = 10.0
-"""Least time between two turns that find little. A transaction costs the broker the same for one record as for a
-thousand; one after another, they would take a whole core from those who answer."""
-LITTLE = 256
-"""Records. A turn that finds more has waited long enough."""
 
 
 class IngressHost:
@@ -65,9 +60,7 @@ class IngressHost:
         self._sources: dict[str, Source] = {}
         self._window = WindowReader(settings.dedupe_window_ms, ports.clock)
         self._busy = False
-        self._found = 0
-        """Records of the last turn."""
-        self._turned_at = 0.0
+        self._pace = Pace(ports.clock)
         self._aborts_in_a_row = 0
         self._registry_reader = ports.make_reader(f"{settings.topics.ingress_group}.schemas")
         self._registry = SchemaTableFollower(self._registry_reader, settings.topics.schemas, ports.clock)
@@ -94,8 +87,8 @@ class IngressHost:
     def turn(self) -> int:
         """One turn; waits at most IDLE_WAIT_MS. Returns how many records were settled. Raises Fenced, FatalLogError."""
         self._held.beat()
-        changed = self._routes.changes(self._pause_ms())
-        self._turned_at = self._ports.clock.monotonic_ms()
+        changed = self._routes.changes(self._pace.pause_ms())
+        self._pace.began()
         if changed:
             self._apply(changed)
         self._sleepers.turn()
@@ -106,17 +99,13 @@ class IngressHost:
             self._watcher.event("schema_ignored", problem=self._registry.problems.pop())
         batches = self._gather()
         self._busy = bool(batches)
-        self._found = settled = sum(len(batch.records) for batch in batches)
+        settled = sum(len(batch.records) for batch in batches)
         if not batches:
             return 0
         commands = self.machine.decide([RecordsPolled(batches, self._ports.clock.now_ms())])
-        return settled if self._act(commands) else 0
-
-    def _pause_ms(self) -> int:
-        """What is left of PACE_MS after a turn that found little."""
-        if not 0 < self._found < LITTLE:
-            return 0
-        return max(0, int(self._turned_at + PACE_MS - self._ports.clock.monotonic_ms()))
+        done = self._act(commands)
+        self._pace.ended(settled)
+        return settled if done else 0
 
     def close(self) -> None:
         """Leave the groups. Nothing is open between turns."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from processors.turns import TOPIC_MISSING_MS, TopicLookup
+from processors.turns import LITTLE, PACE_MS, TOPIC_MISSING_MS, Pace, TopicLookup
 from sie_stream.errors import Retriable
-from sie_stream.ports import TopicSpec
+from sie_stream.ports import TRANSACTION_REST_MS, TopicSpec
+from sie_stream.sim.clock import SimClock
 from sie_stream.sim.log import SimLog
 
 
@@ -54,3 +55,33 @@ def test_a_missing_topic_is_found_once_it_exists() -> None:
     assert not lookup("new")
     log.clock.advance(TOPIC_MISSING_MS)
     assert lookup("new")
+
+
+def test_turns_that_find_little_keep_a_distance() -> None:
+    clock = SimClock()
+    pace = Pace(clock)
+    assert pace.pause_ms() == 0
+    pace.began()
+    clock.advance(1)
+    pace.ended(1)
+    assert pace.pause_ms() == PACE_MS - 1
+
+
+def test_a_turn_rests_after_a_long_transaction_until_its_markers_are_written() -> None:
+    clock = SimClock()
+    pace = Pace(clock)
+    pace.began()
+    clock.advance(30)
+    pace.ended(LITTLE - 1)
+    assert pace.pause_ms() == TRANSACTION_REST_MS
+    clock.advance(int(TRANSACTION_REST_MS))
+    assert pace.pause_ms() == 0
+
+
+def test_a_turn_that_finds_nothing_or_much_is_followed_at_once() -> None:
+    clock = SimClock()
+    pace = Pace(clock)
+    pace.began()
+    assert pace.pause_ms() == 0
+    pace.ended(LITTLE)
+    assert pace.pause_ms() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker.pacing import BEHIND_FOR_MS, BEHIND_INTERVAL_MS, CommitPacer
+from sie_stream.ports import TRANSACTION_REST_MS
 
 
 def pacer() -> CommitPacer:
@@ -57,7 +58,7 @@ def test_after_an_abort_there_is_a_pause() -> None:
 def test_the_measured_duration_feeds_the_interval() -> None:
     one = pacer()
     for _ in range(50):
-        one.succeeded(30.0)
+        one.succeeded(100.0, 30.0)
     assert one.interval_ms(1) == pytest.approx(30.0, abs=1.5)
 
 
@@ -68,3 +69,12 @@ def test_a_worker_behind_its_topics_commits_rarely_and_only_then() -> None:
     one.pending(1_001.0)
     assert one.due_in_ms(1_010.0, 5_000, None) == pytest.approx(1_000.0 + BEHIND_INTERVAL_MS - 1_010.0)
     assert one.due_in_ms(1_000.0 + BEHIND_FOR_MS, 5_000, None) == 0.0
+
+
+def test_after_a_commit_there_is_a_rest_for_its_markers() -> None:
+    one = pacer()
+    one.started(100.0)
+    one.succeeded(120.0, 20.0)
+    one.pending(120.0)
+    assert one.due_in_ms(120.0, 1, None) == TRANSACTION_REST_MS
+    assert one.due_in_ms(120.0 + TRANSACTION_REST_MS, 1, None) == 0.0
