@@ -30,13 +30,13 @@ from sie_stream.cli.trace_reading import decoded, request_in
 from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.spans import Span, partitions_of
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import SieError
 from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
 from sie_stream.input_schema import compile_schema
 from sie_stream.ports import LogReader
+from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, Result, header
 
 NO_SCHEMA = "no schema of its model is there to say what is personal in it"
@@ -47,13 +47,13 @@ UNREADABLE = "it cannot be read"
 class Payloads:
     """Hides personal data by the schemas that are in force. A payload that no schema is known for is left out."""
 
-    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes) -> None:
+    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes, keys: KeyTable) -> None:
         self._routes = routes
         self._key = key
         self.left_out: dict[str, int] = {}
         self.shredded = 0
         """Results whose encrypted values can never be read."""
-        self._keys = read_key_table(reader, names)
+        self._keys = keys
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         for value in latest_values(reader, names.models).values():

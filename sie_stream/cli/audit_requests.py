@@ -22,7 +22,7 @@ from sie_stream.cli.trace_lookup import Routes, fetch, work_id
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.spans import Span, partitions_of, read_spans
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicPartition, derived_request_id
@@ -92,7 +92,7 @@ def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: C
     """Reads the request, work, output and result topics of the range, and all of sie.decisions."""
     names = connection.settings.topics
     verifier = RequestVerifier(cut.streams, cut.works, _deeds(reader, names.decisions))
-    keys = read_key_table(reader, names)
+    keys = key_table_of(connection)
     with progress_bars() as progress:
         _read_requests(reader, routes, cut, verifier, progress)
         for record in tracked(reader, spans_of(cut.works), progress, "work items"):

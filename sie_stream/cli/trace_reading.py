@@ -22,7 +22,7 @@ from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
 from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow
 from sie_stream.decisions import Decision, concerns
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
 from sie_stream.ids import TopicNames, TopicPartition, base_of
@@ -176,7 +176,7 @@ class Collector:
         if result.provenance.batch_size > 1:
             spans = self._window(self._names.results, at.timestamp_ms - BESIDE_MS, at.timestamp_ms + BESIDE_MS)
             beside = tuple(other for _, other in decoded(read_spans(self._reader, spans), decode_result))
-        if sealed_in(result.outputs) and read_key_table(self._reader, self._names).any_shredded(result.outputs):
+        if sealed_in(result.outputs) and key_table_of(self._connection).any_shredded(result.outputs):
             self._notes.append("Its subject was shredded: nobody can read the encrypted values of its outputs.")
         letter_at = letter = None
         if result.status in ("rejected", "failed"):

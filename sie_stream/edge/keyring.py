@@ -27,6 +27,7 @@ from sie_stream.privacy.datakeys import WrappedKey, rewrapped
 from sie_stream.privacy.vault import KeyUnavailable
 
 INDEX = "index.key"
+KEKS = "kek-[0-9][0-9][0-9][0-9].key"
 KEY_BYTES = 32
 NONCE_BYTES = 12
 SUBJECT_DIGITS = 32
@@ -108,6 +109,9 @@ def create_keyring(folder: Path) -> Keyring:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from error
+    for path in (folder / INDEX, *folder.glob(KEKS)):
+        if path.exists():  # before anything is made beside it
+            raise ConfigError(f"{path} exists; a key is never written over. Choose another folder.")
     make_secret(folder / INDEX)
     make_secret(folder / _kek_file(1))
     return Keyring(folder)

@@ -16,6 +16,7 @@ from sie_stream.cli.trace_lookup import Routes
 from sie_stream.control import ModelRow, RouteRow
 from sie_stream.ids import TopicNames
 from sie_stream.ports import TopicSpec
+from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.records import InferenceRequest, LogRecord, LogWrite, Provenance, Result, Timings, Usage
 from sie_stream.sim.log import SimLog
 
@@ -47,7 +48,7 @@ def payloads() -> Payloads:
         writer.write([LogWrite(NAMES.routes, encode_row(route), model.encode())])
     writer.flush(1_000)
     reader = log.reader("g")
-    return Payloads(reader, Routes(reader, NAMES), NAMES, b"key")
+    return Payloads(reader, Routes(reader, NAMES), NAMES, b"key", KeyTable())
 
 
 def test_marked_fields_of_inputs_and_outputs_are_hashed(payloads: Payloads) -> None:

@@ -192,6 +192,11 @@ def test_key_rings_are_private_whole_and_never_written_over(tmp_path: Path) -> N
     create_keyring(folder)
     with pytest.raises(ConfigError, match="never written over"):
         create_keyring(folder)
+    (folder / "index.key").rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="kek-0001.key exists"):
+        create_keyring(folder)
+    assert not (folder / "index.key").exists()
+    (tmp_path / "away").rename(folder / "index.key")
     (folder / "kek-0001.key").chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0640 lets others read it; allowed is 0600"):
         Keyring(folder)
