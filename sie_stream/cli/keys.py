@@ -66,8 +66,8 @@ def rotate(
 
     Copy the new file to every host with workers; they use it for new data keys from their next start on, at the latest.
     The old file must stay while hashed values are to be compared, and until `keys list` shows no data key under it.
-    The new file is made once Kafka was found ready for all of it. From then on it stays, even when the rest fails, since
-    data keys may be under it already: rotate again to bring the others along.
+    The new file is made once Kafka was found ready. From then on it stays, even when the rest fails, since data keys may
+    be under it already: rotate again to bring the others along.
 
     \b
     Examples:
@@ -164,8 +164,8 @@ def named_person(subject: str, key_hex: str) -> tuple[bytes, str]:
     except UnicodeEncodeError as error:
         raw = subject.encode("utf-8", "surrogateescape")
         raise ConfigError(
-            f"SUBJECT is no UTF-8 text: {raw!r}, at character {error.start}. Sessions and fields are text; for a record "
-            f"key of just these bytes say --key-hex {raw.hex()}"
+            f"SUBJECT is no UTF-8 text: {raw!r}, at character {error.start}. Sessions and fields are text; for a "
+            f"record key of just these bytes say --key-hex {raw.hex()}"
         ) from error
 
 

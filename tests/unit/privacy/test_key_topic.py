@@ -192,7 +192,7 @@ def connected(log: Log, reader: Callable[[], LogReader]) -> Connection:
         settings=Settings(),
         reader=reader,
         latest_reader=lambda: log.readers.latest,
-        transactional_writer=lambda name: log.sim.transactional_writer(name),
+        transactional_writer=log.sim.transactional_writer,
     )
     return cast(Connection, found)
 
