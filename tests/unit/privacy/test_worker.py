@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from msgspec import Raw
+from structlog.testing import capture_logs
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.edge.observer import LogObserver
+from gpu_worker.facts import TopicMissing, WorkerCommand, WorkerEvent
 from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_deadletter, decode_work
-from sie_stream.control import ReplicaFailed
+from sie_stream.control import ReplicaFailed, ReplicaReady
 from sie_stream.edge.keyring import Keyring, create_keyring
 from sie_stream.privacy.datakeys import KeyTable, shred_writes, shredded_now
 from sie_stream.privacy.forms import sealed_in
@@ -20,6 +25,7 @@ from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Opener
 from tests.unit.privacy.kit import INPUTS, OUTPUTS, opened
 from tests.unit.worker.rig import INCARNATION, Rig, World, serving, work_item
+from topics.catalog import system_topics
 
 MARKED: dict[str, Any] = {
     "input_schema": Raw(json.dumps(INPUTS).encode()),
@@ -146,3 +152,45 @@ def test_outputs_that_are_no_text_fail_alone_where_only_inputs_are_marked(keyrin
     result = world.results()["r"]
     assert result.error is not None
     assert (result.status, result.error.code) == ("failed", "output_not_text")
+
+
+class Heard:
+    """Observes a worker."""
+
+    def __init__(self) -> None:
+        self.missing: list[TopicMissing] = []
+
+    def saw(self, events: Sequence[WorkerEvent], commands: Sequence[WorkerCommand]) -> None:
+        self.missing += [event for event in events if isinstance(event, TopicMissing)]
+
+
+def test_a_worker_that_waits_for_the_data_keys_says_so_now_and_then(keyring: Keyring) -> None:
+    world = World(cipher=keyring)
+    world.log.admin().delete([world.names.keys])
+    world.place(world.add_model("m"))
+    heard = Heard()
+    rig = Rig(world, script=EngineScript(answer=says_who), observers=(heard,))
+    _seconds(rig, 20)
+    (said,) = heard.missing
+    assert said.topic == "sie.keys"
+    assert "sie-stream topics apply" in said.advice
+    assert "SIE_STREAM_PII_KEYS" in said.advice
+    _seconds(rig, 20)
+    assert len(heard.missing) == 2
+    assert world.reports(ReplicaReady) == []
+    world.log.admin().ensure(system_topics(world.settings))
+    rig.run_until(lambda: world.reports(ReplicaReady))
+    _seconds(rig, 40)
+    assert len(heard.missing) == 2
+
+
+def _seconds(rig: Rig, seconds: int) -> None:
+    for _ in range(seconds * 10):
+        rig.host.run_turn()
+        rig.world.clock.advance(100)
+
+
+def test_the_log_of_a_worker_names_the_missing_topic_and_what_to_do() -> None:
+    with capture_logs() as lines:
+        LogObserver(structlog.stdlib.get_logger()).saw([TopicMissing("sie.keys", "run it")], [])
+    assert lines == [{"event": "topic_missing", "log_level": "warning", "topic": "sie.keys", "advice": "run it"}]
