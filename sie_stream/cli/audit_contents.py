@@ -24,6 +24,7 @@ from sie_stream.cli.audit_tables import (
     result_row,
     work_row,
 )
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.cli.trace_reading import decoded, request_in
@@ -37,6 +38,7 @@ from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
 from sie_stream.input_schema import compile_schema
 from sie_stream.ports import LogReader
 from sie_stream.privacy.datakeys import KeyTable
+from sie_stream.privacy.declared import Shreds
 from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, Result, header
 
 NO_SCHEMA = "no schema of its model is there to say what is personal in it"
@@ -53,7 +55,8 @@ class Payloads:
         self.left_out: dict[str, int] = {}
         self.shredded = 0
         """Results whose encrypted values can never be read."""
-        self._keys = keys
+        self._declared = declared_outputs(reader, names)
+        self._shreds = Shreds(keys, self._declared)
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         for value in latest_values(reader, names.models).values():
@@ -92,8 +95,12 @@ class Payloads:
         fields = self._outputs.get(result.model)
         if fields is None:
             return self._leave_out(NO_SCHEMA)
-        self.shredded += self._keys.any_shredded(result.outputs)
-        return result.outputs if not fields else hidden(result.outputs, fields, self._key)
+        self.shredded += self._shreds.reach(result)
+        if not fields:
+            return result.outputs
+        # What a version protected that nobody declares any more is not known: hashes then, whatever it looks like.
+        protected = self._declared.of(result.model, result.version) or ()
+        return hidden(result.outputs, fields, self._key, protected)
 
     def _leave_out(self, why: str) -> None:
         self.left_out[why] = self.left_out.get(why, 0) + 1

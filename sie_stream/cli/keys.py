@@ -6,7 +6,7 @@ import getpass
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, with_examples
 from sie_stream.cli.since import shown_time
 from sie_stream.edge.connection import Connection
@@ -24,6 +25,7 @@ from sie_stream.edge.key_topic import rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
 from sie_stream.errors import ConfigError
 from sie_stream.privacy.datakeys import Shredded
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.privacy.forms import Hashed, Sealed, changed_forms, hashed_text, sealed_text
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 from sie_stream.settings import Settings
@@ -66,8 +68,8 @@ def rotate(
 
     Copy the new file to every host with workers; they use it for new data keys from their next start on, at the latest.
     The old file must stay while hashed values are to be compared, and until `keys list` shows no data key under it.
-    The new file is made once Kafka was found ready. From then on it stays, even when the rest fails, since data keys may
-    be under it already: rotate again to bring the others along.
+    The new file is made once Kafka was found ready. From then on it stays even when the rest fails, since data keys
+    may be under it already: rotate again to bring the others along.
 
     \b
     Examples:
@@ -189,16 +191,24 @@ def open_(ring: RingOption = None, bootstrap_servers: BootstrapOption = None) ->
       sie-stream results --request-id 6f1c... -o json | sie-stream keys open
     """
     keyring = Keyring(_folder(ring))
-    opener = Opener(key_table_of(Connection.open(bootstrap_servers)), keyring)
+    connection = Connection.open(bootstrap_servers)
+    opener = Opener(key_table_of(connection), keyring)
     closed = 0
-    for place, result in read_results(sys.stdin):
-        outputs, refused = plain_outputs(opener, str(result.get("model", "")), result.get("outputs"))
-        for why in refused:
-            typer.echo(f"{place}: {why}", err=True)
-        closed += len(refused)
-        typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
+    with closing(connection.reader()) as reader:
+        declared = declared_outputs(reader, connection.settings.topics)
+        for place, result in read_results(sys.stdin):
+            closed += _tell_opened(place, result, opener, declared)
     if closed:
         raise typer.Exit(1)
+
+
+def _tell_opened(place: str, result: dict[str, Any], opener: Opener, declared: DeclaredOutputs) -> int:
+    """How many of its values cannot be read."""
+    outputs, refused = plain_outputs(opener, declared, result)
+    for why in refused:
+        typer.echo(f"{place}: {why}", err=True)
+    typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
+    return len(refused)
 
 
 def read_results(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -221,8 +231,13 @@ def read_results(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"line {number}", found
 
 
-def plain_outputs(opener: Opener, model: str, outputs: object) -> tuple[object, list[str]]:
-    """Outputs with what can be read in plain, and why the rest cannot be."""
+def plain_outputs(opener: Opener, declared: DeclaredOutputs, result: Mapping[str, Any]) -> tuple[object, list[str]]:
+    """Outputs of a result with what can be read in plain, and why the rest cannot be.
+
+    What opens was sealed for just that place. What does not may be a text that only looks so, unless its version
+    declares protected values there.
+    """
+    model, version, outputs = str(result.get("model", "")), str(result.get("version", "")), result.get("outputs")
     refused: list[str] = []
 
     def plain(path: str, form: Sealed | Hashed) -> Any:
@@ -231,7 +246,9 @@ def plain_outputs(opener: Opener, model: str, outputs: object) -> tuple[object, 
         try:
             return opener.opened(model, "outputs", path, form)
         except KeyUnavailable as error:
-            refused.append(f"{path}: {error}")
+            places = declared.of(model, version)
+            if places is None or path in places:
+                refused.append(f"{path}: {error}")
             return sealed_text(form)
 
     changed = changed_forms(msgspec.json.encode(outputs), plain)

@@ -65,6 +65,14 @@ def test_marked_fields_of_inputs_and_outputs_are_hashed(payloads: Payloads) -> N
     assert payloads.left_out == {}
 
 
+def test_a_marked_value_that_looks_protected_is_hashed_like_any_other(payloads: Payloads) -> None:
+    """Only `pii: hash` and `encrypt` leave protected values on the topics, and this is marked `true`."""
+    looks = "hmac-sha256:ada-lovelace:" + "0" * 64
+    written = payloads.outputs(result("people", json.dumps({"name": looks}).encode()))
+    text = payloads.inputs("people", json.dumps({"name": looks}).encode(), refused=False)
+    assert b"ada-lovelace" not in (written or b"") + (text or b"")
+
+
 def test_what_nobody_can_judge_is_left_out_and_counted(payloads: Payloads) -> None:
     assert payloads.inputs("people", b'{"nmae":"Ada"}', refused=True) is None
     assert payloads.inputs("gone", b'{"name":"Ada"}', refused=False) is None

@@ -26,6 +26,7 @@ from sie_stream.errors import ConfigError, Fenced
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.ports import LogReader
 from sie_stream.privacy.datakeys import key_write
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.privacy.vault import Opener
 from sie_stream.records import LogRecord, LogWrite, Provenance, Result, Timings, Usage
 from sie_stream.settings import Settings
@@ -34,6 +35,11 @@ from tests.unit.privacy.kit import INPUTS, OUTPUTS, Ring
 from topics.catalog import system_topics
 
 NAMES = TopicNames()
+DECLARED = DeclaredOutputs([("m", "1", json.dumps(OUTPUTS).encode())])
+
+
+def answer(outputs: bytes) -> dict[str, object]:
+    return {"model": "m", "version": "1", "outputs": json.loads(outputs)}
 
 
 class Latest:
@@ -117,14 +123,23 @@ def log(tmp_path: Path) -> Log:
     return Log(Ring(tmp_path))
 
 
+def test_a_text_that_only_looks_encrypted_is_no_failure_of_keys_open(log: Log) -> None:
+    looks = f"aes-256-gcm:{'0' * 32}:{'0' * 16}:{'A' * 60}"
+    opener = log.opener(log.ring.keyring)
+    outputs = json.dumps({"score": looks, **json.loads(log.bob)}).encode()
+    found = plain_outputs(opener, DECLARED, answer(outputs))
+    assert found == ({"score": looks, "reason": "because of Bob"}, [])
+    assert plain_outputs(opener, DeclaredOutputs(()), answer(outputs))[1] != []
+
+
 def test_shredding_leaves_a_fact_and_nothing_to_read(log: Log) -> None:
     assert log.shred("ada") == 1
     opener = log.opener(log.ring.keyring)
-    outputs, refused = plain_outputs(opener, "m", json.loads(log.ada))
+    outputs, refused = plain_outputs(opener, DECLARED, answer(log.ada))
     assert outputs == json.loads(log.ada)
     assert len(refused) == 1
     assert "was shredded" in refused[0]
-    assert plain_outputs(opener, "m", json.loads(log.bob)) == ({"reason": "because of Bob"}, [])
+    assert plain_outputs(opener, DECLARED, answer(log.bob)) == ({"reason": "because of Bob"}, [])
     fact = opener.table.shreds[log.ring.keyring.subject_of(b"ada")]
     assert (fact.at_ms, fact.actor, fact.reason, len(fact.data_keys)) == (7, "ada", "asked for", 1)
 
@@ -149,7 +164,7 @@ def test_rotation_puts_every_key_under_the_new_one_and_shredded_ones_stay_gone(l
     assert rewrap(log.readers, writer, NAMES, lambda: rotated) == ("kek-0002", 1, 0)
     opener = log.opener(rotated)
     assert [wrapped.kek for wrapped in opener.table] == ["kek-0002"]
-    assert plain_outputs(opener, "m", json.loads(log.bob))[0] == {"reason": "because of Bob"}
+    assert plain_outputs(opener, DECLARED, answer(log.bob))[0] == {"reason": "because of Bob"}
     assert opener.table.any_shredded(log.ada)
 
 
@@ -223,8 +238,7 @@ def test_keys_open_reads_what_was_answered_behind_an_open_transaction(
     monkeypatch.setenv("SIE_STREAM_PII_KEYS", str(log.ring.folder))
     connection = connected(log, behind.reader)
     monkeypatch.setattr(Connection, "open", lambda bootstrap: connection)
-    answer = json.dumps({"model": "m", "outputs": json.loads(written)})
-    told = CliRunner().invoke(app, ["open"], input=answer)
+    told = CliRunner().invoke(app, ["open"], input=json.dumps(answer(written)))
     assert (told.exit_code, json.loads(told.stdout)["outputs"]) == (0, {"reason": "because of Eve"})
 
 
@@ -265,6 +279,14 @@ def test_bundles_keep_protected_values_as_written_hash_older_plain_ones_and_coun
     assert payloads.outputs(result(log.ada)) == log.ada
     assert payloads.outputs(result(log.bob)) == log.bob
     assert payloads.shredded == 1
+    looks = (
+        f'{{"reason":"hmac-sha256:eve-was-here:{"0" * 64}","score":{log.ada[log.ada.index(b":") + 1 : -1].decode()}}}'
+    )
+    forged = payloads.outputs(result(looks.encode()))
+    assert forged is not None
+    assert payloads.shredded == 1, "it stands where nothing is protected"
+    gone = msgspec.structs.replace(result(log.bob), version="0")
+    assert b"aes-256-gcm" not in (payloads.outputs(gone) or b""), "nobody knows what that version protected"
     older = payloads.outputs(result(b'{"reason":"because of Eve","score":1}'))
     assert older is not None
     assert b"Eve" not in older
