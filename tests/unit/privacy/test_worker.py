@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from gpu_worker.backends.base import EngineInput, EngineOutput
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.facts import TopicMissing, WorkerCommand, WorkerEvent
 from gpu_worker.sim.engine import EngineScript
-from schemas.codec import decode_deadletter, decode_work
+from schemas.codec import decode_deadletter, decode_work, encode_work
 from sie_stream.control import ReplicaFailed, ReplicaReady
 from sie_stream.edge.keyring import Keyring, create_keyring
+from sie_stream.ids import variant_unit
 from sie_stream.privacy.datakeys import KeyTable, shred_writes, shredded_now
 from sie_stream.privacy.forms import sealed_in
 from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Opener
+from sie_stream.records import LogWrite
 from tests.unit.privacy.kit import INPUTS, OUTPUTS, opened
 from tests.unit.worker.rig import INCARNATION, Rig, World, serving, work_item
 from topics.catalog import system_topics
@@ -194,3 +197,62 @@ def test_the_log_of_a_worker_names_the_missing_topic_and_what_to_do() -> None:
     with capture_logs() as lines:
         LogObserver(structlog.stdlib.get_logger()).saw([TopicMissing("sie.keys", "run it")], [])
     assert lines == [{"event": "topic_missing", "log_level": "warning", "topic": "sie.keys", "advice": "run it"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"), [(MARKED, b""), ({}, b"\x00garbage of Ada"), ({"output_schema": MARKED["output_schema"]}, b"")]
+)
+def test_work_that_nobody_can_read_is_kept_only_where_nothing_is_protected(
+    keyring: Keyring, changes: dict[str, Any], kept: bytes
+) -> None:
+    world, rig = serving(EngineScript(answer=says_who), cipher=keyring, **changes)
+    world.writer.write([LogWrite(world.names.work("m"), b"\x00garbage of Ada", b"k", 1)])
+    rig.run(50)
+    (record,) = world.log.visible(world.names.deadletter)
+    letter = decode_deadletter(record.value)
+    digest = sha256(b"\x00garbage of Ada").hexdigest()
+    assert (letter.original, letter.original_bytes, letter.original_sha256) == (kept, 15, digest)
+    assert (letter.source_topic, letter.source_partition, letter.source_offset) == ("sie.work.m", 1, 0)
+    assert (b"Ada" in everything_written(world)) is bool(kept)
+
+
+def test_it_is_not_kept_either_where_no_version_is_known(keyring: Keyring) -> None:
+    world = World(cipher=keyring)
+    rig = Rig(world)
+    world.add_model("m")
+    world.give("m", [1])
+    rig.run(20)
+    world.writer.write([LogWrite(world.names.work("m"), b"\x00garbage of Ada", b"k", 1)])
+    rig.run(50)
+    (record,) = world.log.visible(world.names.deadletter)
+    assert decode_deadletter(record.value).original == b""
+
+
+def test_answers_of_a_variant_are_opened_by_the_name_of_the_model(keyring: Keyring) -> None:
+    world, unit = World(cipher=keyring), variant_unit("m", "canary")
+    rig = Rig(world, script=EngineScript(answer=says_who))
+    world.place(world.add_model(unit, **MARKED))
+    rig.run(100)
+    world.give(unit, [1])
+    rig.run(20)
+    work = encode_work(work_item("r", variant="canary", inputs=ADA))
+    world.writer.write([LogWrite(world.names.work(unit), work, b"", 1)])
+    rig.run(50)
+    result = world.results()["r"]
+    assert (result.model, result.status) == ("m", "ok")
+    assert opened(Opener(key_table(world), keyring), result.outputs or b"")["reason"] == "it is Ada Lovelace"
+
+
+def test_protected_outputs_are_not_written_for_others_to_finish(keyring: Keyring) -> None:
+    """Declarations refuse that; what is placed all the same is not loaded."""
+    world, _ = serving(EngineScript(answer=says_who), cipher=keyring, fusion="pooled", **MARKED)
+    (failed,) = world.reports(ReplicaFailed)
+    assert isinstance(failed, ReplicaFailed)
+    assert (failed.code, "fusion: pooled" in failed.message) == ("stage2_refused", True)
+
+
+def test_a_dead_letter_does_not_keep_parameters_of_protected_requests(keyring: Keyring) -> None:
+    world, rig = serving(EngineScript(answer=says_who, kills={"poison"}), cipher=keyring, **MARKED)
+    world.send(work_item("poison", inputs=ADA, parameters=b'{"stop":["Ada"]}'))
+    rig.run_until(world.results)
+    assert b"Ada" not in everything_written(world)
