@@ -246,7 +246,7 @@ def plain_outputs(opener: Opener, declared: DeclaredOutputs, result: Mapping[str
         try:
             return opener.opened(model, "outputs", path, form)
         except KeyUnavailable as error:
-            places = declared.of(model, version)
+            places = declared.protected(model, version)
             if places is None or path in places:
                 refused.append(f"{path}: {error}")
             return sealed_text(form)

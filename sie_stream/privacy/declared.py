@@ -7,10 +7,13 @@ the version of the result declares as protected was written by a worker's guard;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+import msgspec
+
+from sie_stream.input_schema import compile_schema
 from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.privacy.forms import Places, may_be_sealed
-from sie_stream.privacy.rules import rules_of
 from sie_stream.problems import SpecError
 from sie_stream.records import Result
 
@@ -23,31 +26,52 @@ def _none() -> Iterable[Declaration]:
     return ()
 
 
+class Marks(NamedTuple):
+    """Paths of outputs, as InputValidator has them."""
+
+    protected: frozenset[str] = frozenset()
+    """Marked `hash` or `encrypt`: written in a protected form."""
+    personal: frozenset[str] = frozenset()
+    """Marked `pii` in any way."""
+
+
 class DeclaredOutputs:
     """`in_force`: declarations at hand. `history`: all that can be found, asked for once, when a version is not among
-    them. A version that was declared more than once protects what any of its declarations does."""
+    them. A version that was declared more than once has the marks of all its declarations."""
 
     def __init__(self, in_force: Iterable[Declaration], history: Callable[[], Iterable[Declaration]] = _none) -> None:
-        self._places: dict[tuple[str, str], frozenset[str]] = {}
+        self._marks: dict[tuple[str, str], Marks] = {}
         self._history = history
         self._complete = False
         self._take(in_force)
 
-    def of(self, model: str, version: str) -> Places:
-        """Paths of its protected outputs, as Rules has them; None: no declaration of that version is left."""
-        if (model, version) not in self._places and not self._complete:
+    def of(self, model: str, version: str) -> Marks | None:
+        """None: no declaration of that version is left."""
+        if (model, version) not in self._marks and not self._complete:
             self._complete = True
             self._take(self._history())
-        return self._places.get((model, version))
+        return self._marks.get((model, version))
+
+    def protected(self, model: str, version: str) -> Places:
+        """Where its outputs are protected."""
+        marks = self.of(model, version)
+        return None if marks is None else marks.protected
 
     def _take(self, declarations: Iterable[Declaration]) -> None:
         for model, version, schema in declarations:
             try:
-                rules = rules_of(NO_SCHEMA, schema, "")
-            except SpecError:
+                made = _marks_of(schema)
+            except (SpecError, msgspec.DecodeError):
                 continue  # of a later release: as if nobody had declared it
-            known = self._places.get((model, version), frozenset())
-            self._places[model, version] = known | frozenset(() if rules is None else rules.outputs)
+            known = self._marks.get((model, version), Marks())
+            self._marks[model, version] = Marks(known.protected | made.protected, known.personal | made.personal)
+
+
+def _marks_of(output_schema: bytes) -> Marks:
+    if b'"pii"' not in output_schema:
+        return Marks()
+    found = compile_schema(msgspec.json.decode(output_schema, type=dict[str, object]))
+    return Marks(frozenset(found.protected), frozenset(found.pii_fields))
 
 
 class Shreds:
@@ -60,4 +84,4 @@ class Shreds:
     def reach(self, result: Result) -> bool:
         if not may_be_sealed(result.outputs):
             return False
-        return self._keys.any_shredded(result.outputs, self._declared.of(result.model, result.version))
+        return self._keys.any_shredded(result.outputs, self._declared.protected(result.model, result.version))

@@ -107,7 +107,7 @@ class Protection:
         )
 
     def _places(self, original: Original) -> Places:
-        return self._declared.of(original.model, original.version)
+        return self._declared.protected(original.model, original.version)
 
     def _protected(self, original: Original) -> bool:
         outputs = original.outputs
