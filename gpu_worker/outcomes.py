@@ -13,16 +13,16 @@ from msgspec import Struct
 
 from gpu_worker.backends.base import EngineOutput, ending_of
 from gpu_worker.facts import Identity
+from gpu_worker.guards import Guards
 from gpu_worker.state import Batch, Finisher, Item, Replica
 from schemas.codec import ReplicaResults, encode_deadletter, encode_raw_output, encode_result, encode_work
 from schemas.wire import CodecError
 from sie_stream.control import ModelLaunch
-from sie_stream.errors import EngineError
-from sie_stream.ids import TopicNames, base_of, derived_request_id
+from sie_stream.errors import ConfigError, EngineError
+from sie_stream.ids import TopicNames, derived_request_id
 from sie_stream.postprocess import Stage2, build_outputs
-from sie_stream.privacy.rules import WITHHELD, Rules, rules_of
+from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Guard, Vault
-from sie_stream.problems import SpecError
 from sie_stream.provenance import (
     KEY_BYTES_MAX,
     NO_COPIES,
@@ -106,7 +106,7 @@ class Outcomes:
         self._deadletter_bytes_max = deadletter_bytes_max
         self._stage2_of = stage2_of
         self._vault = vault
-        self._rules: dict[tuple[bytes, bytes, str], Rules | None] = {}
+        self._guards = Guards(vault)
 
     @property
     def keeps_keys(self) -> bool:
@@ -142,38 +142,11 @@ class Outcomes:
         return Finisher(replica.launch, placed, self._stage2_of(replica.launch), results, self._guard(replica.launch))
 
     def _guard(self, launch: ModelLaunch) -> Guard | None:
-        """Raises Stage2Refused where protection is declared and there is no key ring: nothing is written in plain."""
+        """Raises Stage2Refused."""
         try:
-            rules = self._rules_of(launch)
-        except SpecError as refusal:
+            return self._guards.guard_of(launch)
+        except ConfigError as refusal:
             raise Stage2Refused(str(refusal)) from refusal
-        if rules is None:
-            return None
-        if rules.outputs and launch.fusion == "pooled":
-            fields = ", ".join(sorted(rules.outputs))
-            raise Stage2Refused(f"outputs {fields} are to be protected, and fusion: pooled would write them in plain")
-        if self._vault is None:
-            fields = ", ".join(sorted({*rules.inputs, *rules.outputs}))
-            raise Stage2Refused(
-                f"fields {fields} are to be protected, and this worker has no key ring: make one with `sie-stream keys "
-                "create --ring DIR`, set SIE_STREAM_PII_KEYS=DIR (setting pii_keys) and start the worker again"
-            )
-        # Results of every variant name the model, and that is where their readers look for what a value is bound to.
-        return Guard(base_of(launch.model), rules, self._vault)
-
-    def _rules_of(self, launch: ModelLaunch) -> Rules | None:
-        """Raises SpecError."""
-        key = bytes(launch.input_schema), bytes(launch.output_schema), launch.privacy_subject
-        if key not in self._rules:
-            self._rules[key] = rules_of(*key)
-        return self._rules[key]
-
-    def _may_hold_protected(self, launches: Sequence[ModelLaunch]) -> bool:
-        """Of a record on the work topic of these versions. Where none is known, nobody can say."""
-        try:
-            return not launches or any(self._rules_of(launch) is not None for launch in launches)
-        except SpecError:
-            return True
 
     def answered(self, turn: Turn, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:
         """The ending of every item of a batch that is still ours."""
@@ -330,7 +303,7 @@ class Outcomes:
         request_id = derived_request_id(record.topic, record.partition, record.offset)
         if named:
             request_id = named.decode("utf-8", "replace")
-        hides = self._may_hold_protected(launches)
+        hides = self._guards.may_hold_protected(launches)
         why = "why is withheld, since it may repeat personal data" if hides else refusal.message
         error = ResultError(refusal.code, f"the work record cannot be read: {why}")
         result = source_result(record, request_id, "rejected", error, None, 0, now_ms)
