@@ -108,7 +108,8 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
 
 def _refuse(state: WorkerState, partition: Partition, record: LogRecord, refusal: CodecError) -> None:
     """A record that is no work item has its terminal record at once."""
-    state.outcomes.undecodable(record, refusal, state.now_ms, state.output)
+    launches = [replica.launch for replica in state.replicas.values() if replica.key.model == partition.model]
+    state.outcomes.undecodable(record, launches, refusal, state.now_ms, state.output)
     assert partition.ledger is not None
     partition.ledger.finish(record.offset)
     state.dirty[partition.partition] = partition

@@ -51,6 +51,13 @@ class DataKeyChanged(Struct, frozen=True):
     value: bytes | None
 
 
+class TopicMissing(Struct, frozen=True):
+    """A topic that placements are not read without does not exist; told again while that is so."""
+
+    topic: str
+    advice: str
+
+
 class PartitionPositioned(Struct, frozen=True):
     """Answer to PositionPartitions: where the group stands. The reader is already reading there."""
 
@@ -110,6 +117,7 @@ WorkerEvent = (
     | PlacementChanged
     | PlacementUnreadable
     | DataKeyChanged
+    | TopicMissing
     | PartitionPositioned
     | PartitionReadOut
     | PositionLost

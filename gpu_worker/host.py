@@ -35,6 +35,7 @@ from gpu_worker.facts import (
     StreamTokens,
     SubmitBatch,
     TimePassed,
+    TopicMissing,
     UnassignPartitions,
     UnloadModel,
     WorkerCommand,
@@ -54,6 +55,8 @@ PLACEMENTS_EVERY_MS = 10.0
 PLACEMENTS_MAX = 1_000
 RETRY_MS = 200.0
 """Pause before a look-up that failed for passing reasons is tried again."""
+MISSING_TOLD_MS = 30_000.0
+"""A topic that is not there is told about at once, and then this often."""
 VERDICTS_SINCE_MS = 60_000
 """How far before its own start a worker reads sie.cluster: more than two clocks ever differ."""
 
@@ -97,6 +100,8 @@ class WorkerHost:
         self._to_drain: dict[TopicPartition, tuple[int, int | None]] = {}
         """Partitions to be read out: (placement epoch, their end; None while it is not known)."""
         self._following = False
+        self._missing_at = float("-inf")
+        """When a missing topic was told the last time."""
         self._verdicts_since_ms = clock.now_ms() - VERDICTS_SINCE_MS
         self._joined = False
         self._placements_at = float("-inf")
@@ -212,6 +217,7 @@ class WorkerHost:
         for topic in topics:
             count = self._placements.partitions_of(topic)
             if not count:
+                self._tell_missing(topic)
                 raise Retriable(f"{topic} does not exist yet")
             places += [TopicPartition(topic, number) for number in range(count)]
         starts = self._placements.beginning_offsets(places)
@@ -219,6 +225,16 @@ class WorkerHost:
         starts |= self._placements.offsets_at([cluster], self._verdicts_since_ms)
         self._placements.assign(starts)
         self._following = True
+
+    def _tell_missing(self, topic: str) -> None:
+        at_ms = self._clock.monotonic_ms()
+        if at_ms - self._missing_at < MISSING_TOLD_MS:
+            return
+        self._missing_at = at_ms
+        advice = "this worker follows no placements without it: run `sie-stream topics apply`"
+        if topic == self._names.keys:
+            advice += ", or unset SIE_STREAM_PII_KEYS (setting pii_keys) where no field is protected"
+        self._events.append(TopicMissing(topic, advice))
 
     def _heed(self, record: LogRecord) -> None:
         """Raises Fenced when the log says that this incarnation is over.

@@ -42,6 +42,7 @@ from gpu_worker.facts import (
     StopRequested,
     StreamTokens,
     TimePassed,
+    TopicMissing,
     WorkerCommand,
     WorkerEvent,
 )
@@ -156,6 +157,8 @@ class WorkerMachine:
                 state.note("placement_unreadable", model=event.model, message=event.message)
             case DataKeyChanged():
                 state.outcomes.heed(event.key, event.value)
+            case TopicMissing():
+                pass  # for observers: the host looks again
             case PartitionPositioned():
                 partitions.on_positioned(state, event)
             case PartitionReadOut():

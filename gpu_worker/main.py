@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
         identity = make_identity(options, settings, find_topology(log))
         prestart = known_backends("setting prestart_engines", settings.prestart_engines, identity.backends)
-        vault = Vault(Keyring(Path(settings.pii_keys)), settings.topics.keys) if settings.pii_keys else None
+        vault = _vault(settings, log) if settings.pii_keys else None
         process = WorkerProcess(settings, identity, log, vault, prestart)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
@@ -131,6 +131,12 @@ def known_backends(field: str, names: str, known: Sequence[str]) -> tuple[str, .
                 f"{field}: {name!r} is not installed here. Installed: {', '.join(known)}.{did_you_mean(name, known)}"
             )
     return found
+
+
+def _vault(settings: Settings, log: structlog.stdlib.BoundLogger) -> Vault:
+    """Raises ConfigError for a key ring that cannot be used."""
+    ring = Keyring(Path(settings.pii_keys), lambda why: log.warning("key_refused", why=why))
+    return Vault(ring, settings.topics.keys)
 
 
 def _versions() -> dict[str, str]:

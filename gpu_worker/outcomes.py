@@ -13,16 +13,16 @@ from msgspec import Struct
 
 from gpu_worker.backends.base import EngineOutput, ending_of
 from gpu_worker.facts import Identity
+from gpu_worker.guards import Guards
 from gpu_worker.state import Batch, Finisher, Item, Replica
 from schemas.codec import ReplicaResults, encode_deadletter, encode_raw_output, encode_result, encode_work
 from schemas.wire import CodecError
 from sie_stream.control import ModelLaunch
-from sie_stream.errors import EngineError
+from sie_stream.errors import ConfigError, EngineError
 from sie_stream.ids import TopicNames, derived_request_id
 from sie_stream.postprocess import Stage2, build_outputs
-from sie_stream.privacy.rules import WITHHELD, rules_of
+from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Guard, Vault
-from sie_stream.problems import SpecError
 from sie_stream.provenance import (
     KEY_BYTES_MAX,
     NO_COPIES,
@@ -34,6 +34,7 @@ from sie_stream.provenance import (
     result_key,
     source_result,
     terminal_writes,
+    without_content,
     work_ended,
     work_provenance,
     work_result,
@@ -105,6 +106,7 @@ class Outcomes:
         self._deadletter_bytes_max = deadletter_bytes_max
         self._stage2_of = stage2_of
         self._vault = vault
+        self._guards = Guards(vault)
 
     @property
     def keeps_keys(self) -> bool:
@@ -140,20 +142,11 @@ class Outcomes:
         return Finisher(replica.launch, placed, self._stage2_of(replica.launch), results, self._guard(replica.launch))
 
     def _guard(self, launch: ModelLaunch) -> Guard | None:
-        """Raises Stage2Refused where protection is declared and there is no key ring: nothing is written in plain."""
+        """Raises Stage2Refused."""
         try:
-            rules = rules_of(bytes(launch.input_schema), bytes(launch.output_schema), launch.privacy_subject)
-        except SpecError as refusal:
+            return self._guards.guard_of(launch)
+        except ConfigError as refusal:
             raise Stage2Refused(str(refusal)) from refusal
-        if rules is None:
-            return None
-        if self._vault is None:
-            fields = ", ".join(sorted({*rules.inputs, *rules.outputs}))
-            raise Stage2Refused(
-                f"fields {fields} are to be protected, and this worker has no key ring: make one with `sie-stream keys "
-                "create --ring DIR`, set SIE_STREAM_PII_KEYS=DIR (setting pii_keys) and start the worker again"
-            )
-        return Guard(launch.model, rules, self._vault)
 
     def answered(self, turn: Turn, answers: Sequence[tuple[Item, EngineOutput]], output: Output) -> None:
         """The ending of every item of a batch that is still ours."""
@@ -298,15 +291,25 @@ class Outcomes:
         )
         output.writes.append(LogWrite(self._names.deadletter, encode_deadletter(letter), item.work.request_id.encode()))
 
-    def undecodable(self, record: LogRecord, refusal: CodecError, now_ms: int, output: Output) -> None:
-        """A record of a work topic that is no WorkItem: `rejected`, under the id of its header or of its place."""
+    def undecodable(
+        self, record: LogRecord, launches: Sequence[ModelLaunch], refusal: CodecError, now_ms: int, output: Output
+    ) -> None:
+        """A record of a work topic that is no WorkItem: `rejected`, under the id of its header or of its place.
+
+        `launches`: the versions of that topic's model that are placed here. Where one protects fields, the bytes stay
+        on the work topic: nobody can say where in them those fields are.
+        """
         named = header(record.headers, REQUEST_ID_HEADER)
         request_id = derived_request_id(record.topic, record.partition, record.offset)
         if named:
             request_id = named.decode("utf-8", "replace")
-        error = ResultError(refusal.code, f"the work record cannot be read: {refusal.message}")
+        hides = self._guards.may_hold_protected(launches)
+        why = "why is withheld, since it may repeat personal data" if hides else refusal.message
+        error = ResultError(refusal.code, f"the work record cannot be read: {why}")
         result = source_result(record, request_id, "rejected", error, None, 0, now_ms)
         letter = dead_letter(record, request_id, error, self._deadletter_bytes_max, COMPONENT, now_ms)
+        if hides:
+            letter = without_content(letter)
         output.writes.append(LogWrite(self._names.deadletter, encode_deadletter(letter), request_id.encode()))
         output.writes.append(LogWrite(self._names.results, encode_result(result), result_key(record.key, request_id)))
 

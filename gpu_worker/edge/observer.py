@@ -22,6 +22,7 @@ from gpu_worker.facts import (
     StopEngine,
     StopRequested,
     TimePassed,
+    TopicMissing,
     WorkerCommand,
     WorkerEvent,
 )
@@ -78,6 +79,8 @@ class LogObserver:
                 self._log.warning("load_failed", **event.engine._asdict(), code=event.code, message=event.message)
             case BatchFailed():
                 self._log.warning("batch_failed", **event.engine._asdict(), code=event.code, message=event.message)
+            case TopicMissing():
+                self._log.warning("topic_missing", topic=event.topic, advice=event.advice)
             case StopRequested():
                 self._log.info("stop_requested")
             case _:

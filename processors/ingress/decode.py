@@ -257,7 +257,7 @@ def _explain(value: bytes, refusal: Exception) -> NoReturn:
     except ValueError as error:
         raise InvalidRequest("not_json", f"the record is neither JSON nor framed Avro: {error}.") from refusal
     if not isinstance(document, dict):
-        raise InvalidRequest("wrong_type", f"a request is a JSON object, this is {shown(document)}.") from refusal
+        raise InvalidRequest("wrong_type", f"a request is a JSON object, this is {_kind(document)}.") from refusal
     for name in document:
         if name not in _EXPECTED:
             raise InvalidRequest(
@@ -271,9 +271,29 @@ def _explain(value: bytes, refusal: Exception) -> NoReturn:
     field = at.group(1)
     raise InvalidRequest(
         _CODE_OF_FIELD.get(field, "wrong_type"),
-        f"{field} = {shown(document.get(field))}: must be {_EXPECTED.get(field, 'something else')}.",
+        f"{field} = {_shown_scalar(document.get(field))}: must be {_EXPECTED.get(field, 'something else')}.",
         field,
     ) from refusal
+
+
+def _kind(value: object) -> str:
+    """What stands where a whole request belongs may be its inputs, whose values no message repeats."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case str():
+            return "a string"
+        case int() | float():
+            return "a number"
+        case list():
+            return "an array"
+    return "an object"
+
+
+def _shown_scalar(value: object) -> str:
+    return _kind(value) if isinstance(value, list | dict) else shown(value)
 
 
 # ------------------------------------------------------------------------------------------------ Avro

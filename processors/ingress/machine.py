@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from processors.ingress.decode import (
     NAME_CHARS_MAX,
@@ -51,6 +50,7 @@ from sie_stream.provenance import (
     result_json,
     source_result,
     terminal_writes,
+    without_content,
 )
 from sie_stream.records import (
     CommittedOffset,
@@ -260,8 +260,8 @@ class IngressMachine:
             self._end(record, given or _made_id(record, bound), refusal, 0, None, NO_COPIES, batch)
         request_id = given or _made_id(record, bound)
         letter = dead_letter(record, request_id, error_of(refusal), self._letter_bytes_max, "ingress", batch.now_ms)
-        if bound is not None and self.routes.find("", bound.instance)[0].protects:
-            letter = replace(letter, original=b"")  # nobody can say where in these bytes the protected fields are
+        if self.routes.may_hold_protected(bound, record.topic):
+            letter = without_content(letter)
         batch.writes.append(LogWrite(self._names.deadletter, codec.encode_deadletter(letter), request_id.encode()))
 
 

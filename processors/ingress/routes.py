@@ -32,7 +32,7 @@ class CompiledRoute:
 
     broken: why no request of this model can be served here (a schema or tokenizer that cannot be loaded), or None.
     only: the variant that takes all traffic, or None where keys must be split.
-    protects: inputs are hashed or encrypted wherever they are kept after scoring.
+    protects: inputs are hashed or encrypted wherever they are kept after scoring, or their schema cannot be read.
     plain: nothing but the input_schema has to be looked at.
     spill: how keys are spread where the buckets do not have equal shares.
     """
@@ -68,10 +68,9 @@ class CompiledRoute:
         self.tokeniser: Tokeniser | None = None
         self.check: Callable[[bytes | Raw], None] = _accept
         self.text_field = ""
-        self.protects = False
+        self.protects = protects_inputs(row)
         try:
             validator = _validator(row.input_schema)
-            self.protects = bool(validator.protected)
             self.check = validator.check
             self.text_field = text_field_of(row)
             if row.tokenizer:
@@ -107,6 +106,16 @@ def text_field_of(row: RouteRow) -> str:
     return _validator(row.input_schema).text_field or ("prompt" if row.service_type == GENERATIVE else "text")
 
 
+def protects_inputs(row: RouteRow) -> bool:
+    """A schema that cannot be read may mark fields as well as another."""
+    if b'"pii"' not in bytes(row.input_schema):
+        return False
+    try:
+        return bool(_validator(row.input_schema).protected)
+    except (ConfigError, msgspec.DecodeError):
+        return True
+
+
 def _validator(schema: Raw) -> InputValidator:
     return compile_schema(msgspec.json.decode(schema, type=dict[str, object]))
 
@@ -123,6 +132,8 @@ class RouteTable:
         self._rows: dict[str, RouteRow] = {}
         self._instances: dict[str, str] = {}
         self._compiled: dict[str, CompiledRoute] = {}
+        self._protecting: set[str] = set()
+        """Models whose inputs are protected."""
         self._bindings: dict[tuple[str, str], str] = {}
         self._subscribed: dict[str, Subscribe] = {}
 
@@ -130,10 +141,13 @@ class RouteTable:
         """Apply rows of sie.routes; the answer says which subscriptions follow from them."""
         for name, row in rows:
             self._compiled.pop(name, None)
+            self._protecting.discard(name)
             if row is None:
                 self._rows.pop(name, None)
             else:
                 self._rows[name] = row
+                if protects_inputs(row):
+                    self._protecting.add(name)
         self._instances = {row.instance: name for name, row in self._rows.items()}
         return self._resubscribe()
 
@@ -176,6 +190,13 @@ class RouteTable:
         if route is None:
             return None
         return Bound(route.row.instance, route.row.input_deserializer, route.text_field)
+
+    def may_hold_protected(self, bound: Bound | None, topic: str) -> bool:
+        """Whether a record that nobody can read may hold protected fields. On the common topic it may be for any model;
+        for whom one is whose topic is bound no more, nobody knows."""
+        if bound is not None:
+            return self.find("", bound.instance)[0].protects
+        return topic != self._names.requests or bool(self._protecting)
 
     def is_input(self, topic: str) -> bool:
         """True if requests are read from `topic`: results must not be written there."""

@@ -37,6 +37,7 @@ from sie_stream.cli.trace_lookup import Routes
 from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
+from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.signing import (
     Ed25519PrivateKey,
     fingerprint,
@@ -140,7 +141,7 @@ def _fill(
     cut = cut_of(connection, reader, routes, asked)
     report = verified(connection, reader, routes, cut)
     _write(folder / "verify.json", {"proven": report.proven, **msgspec.to_builtins(report)})
-    payloads = Payloads(reader, routes, settings.topics, secret)
+    payloads = Payloads(reader, routes, settings.topics, secret, key_table_of(connection))
     rows = write_tables(folder, connection, reader, routes, cut, payloads)
     _write_schemas(folder / "schemas")
     models = _write_models(folder / "models", reader, settings.topics.models)

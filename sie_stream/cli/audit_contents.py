@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from schemas.codec import decode_deadletter, decode_decision, decode_result, decode_row, decode_work
 from sie_stream.auditing.pii import hidden
@@ -24,43 +27,55 @@ from sie_stream.cli.audit_tables import (
     result_row,
     work_row,
 )
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.cli.trace_reading import decoded, request_in
 from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_table import read_key_table
 from sie_stream.edge.spans import Span, partitions_of
 from sie_stream.edge.tables import latest_values
-from sie_stream.errors import SieError
-from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
-from sie_stream.input_schema import compile_schema
+from sie_stream.errors import InvalidRequest, SieError
+from sie_stream.ids import TopicNames, TopicPartition, base_of, derived_request_id
+from sie_stream.input_schema import InputValidator, compile_schema
 from sie_stream.ports import LogReader
-from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, Result, header
+from sie_stream.privacy.datakeys import KeyTable
+from sie_stream.privacy.declared import Shreds
+from sie_stream.privacy.rules import WITHHELD
+from sie_stream.records import TRACEPARENT_HEADER, DeadLetter, InferenceRequest, LogRecord, Result, header
 
 NO_SCHEMA = "no schema of its model is there to say what is personal in it"
 REFUSED = "it was refused, so its schema does not say what is personal in it"
+UNFIT = "it does not fit the schema in force, which so does not say what is personal in it"
 UNREADABLE = "it cannot be read"
+GONE = "no declaration of its version is left to say what is personal in it"
+WORDS = "an engine's words about it may repeat personal data"
 
 
 class Payloads:
     """Hides personal data by the schemas that are in force. A payload that no schema is known for is left out."""
 
-    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes) -> None:
+    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes, keys: KeyTable) -> None:
         self._routes = routes
         self._key = key
         self.left_out: dict[str, int] = {}
         self.shredded = 0
         """Results whose encrypted values can never be read."""
-        self._keys = read_key_table(reader, names)
+        self._declared = declared_outputs(reader, names)
+        self._shreds = Shreds(keys, self._declared)
+        self._work = names.work("")
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
+        self._checks: dict[str, Callable[[bytes], None]] = {}
         for value in latest_values(reader, names.models).values():
             row = decode_row(value, ModelRow)
-            spec = msgspec.json.decode(row.spec)
-            self._inputs[row.model] = _pii_fields(spec.get("input_schema"))
-            self._outputs[row.model] = _pii_fields(spec.get("output_schema"))
+            try:
+                given, told = _validators(msgspec.json.decode(row.spec))
+            except SieError:
+                continue  # of a later release: as if there were no schema
+            self._inputs[row.model], self._outputs[row.model] = given.pii_fields, told.pii_fields
+            self._checks[row.model] = given.check
 
     @property
     def pii_fields(self) -> dict[str, tuple[str, ...]]:
@@ -80,35 +95,61 @@ class Payloads:
         return wanted.partition("@")[0] if route is None else route.model
 
     def inputs(self, model: str, inputs: bytes, *, refused: bool) -> bytes | None:
-        """None: left out. Of a model with marked fields a refused request may hold them anywhere."""
+        """None: left out. Of a model with marked fields a refused request may hold them anywhere, and so may one that
+        nobody checked (a repeat, one that came too late) or that another version took."""
         fields = self._inputs.get(model)
         if fields is None or (fields and refused):
             return self._leave_out(NO_SCHEMA if fields is None else REFUSED)
-        return inputs if not fields else hidden(inputs, fields, self._key) or self._leave_out(UNREADABLE)
+        if not fields:
+            return inputs
+        try:
+            self._checks[model](inputs)
+        except InvalidRequest:
+            return self._leave_out(UNFIT)
+        return hidden(inputs, fields, self._key) or self._leave_out(UNREADABLE)
 
     def outputs(self, result: Result) -> bytes | None:
+        """None: there are none, or they are left out. Hidden is what the schema in force or its version's marks."""
         if result.outputs is None:
             return None
         fields = self._outputs.get(result.model)
         if fields is None:
             return self._leave_out(NO_SCHEMA)
-        self.shredded += self._keys.any_shredded(result.outputs)
-        return result.outputs if not fields else hidden(result.outputs, fields, self._key)
+        self.shredded += self._shreds.reach(result)
+        marks = self._declared.of(result.model, result.version)
+        if marks is None:
+            return self._leave_out(GONE) if fields else result.outputs
+        if not (fields or marks.personal):
+            return result.outputs
+        return hidden(result.outputs, marks.personal.union(fields), self._key, marks.protected)
+
+    def told(self, result: Result) -> Result:
+        """Without what an engine said about the inputs of a model with marked fields."""
+        error = result.error
+        if error is None or result.status != "failed" or not self.personal(result.model):
+            return result  # the other endings are told in our own words, which repeat no marked value
+        self._leave_out(WORDS)
+        return replace(result, error=replace(error, message=WITHHELD))
+
+    def told_letter(self, letter: DeadLetter) -> DeadLetter:
+        """The same of a dead letter."""
+        if not letter.source_topic.startswith(self._work):
+            return letter
+        if not self.personal(base_of(letter.source_topic.removeprefix(self._work))):
+            return letter
+        return replace(letter, message=WITHHELD)
 
     def _leave_out(self, why: str) -> None:
         self.left_out[why] = self.left_out.get(why, 0) + 1
 
     def personal(self, model: str) -> bool:
-        return bool(self._inputs.get(model))
+        """Whether inputs or outputs have marked fields, or nobody can say."""
+        return model not in self._inputs or bool(self._inputs[model] or self._outputs[model])
 
 
-def _pii_fields(schema: object) -> tuple[str, ...]:
-    if not isinstance(schema, dict):
-        return ()
-    try:
-        return compile_schema(schema).pii_fields
-    except SieError:
-        return ()
+def _validators(spec: dict[str, Any]) -> Iterator[InputValidator]:
+    """Of inputs and of outputs. Raises SpecError."""
+    return (compile_schema(spec.get(side) or {}) for side in ("input_schema", "output_schema"))
 
 
 def write_tables(
@@ -130,7 +171,7 @@ def write_tables(
                 if _inside(stretches, *source) or source[0] in cut.works:
                     if result.status == "rejected":
                         refused.add(source)
-                    file.add(result_row(record, result, payloads.outputs(result)))
+                    file.add(result_row(record, payloads.told(result), payloads.outputs(result)))
         rows["results.parquet"] = file.rows
         with table("requests.parquet", REQUESTS) as file:
             spans = {place: Span(stretch.audited, stretch.end) for place, stretch in stretches.items()}
@@ -153,7 +194,7 @@ def write_tables(
             for record, letter in decoded(whole, decode_deadletter):
                 place = TopicPartition(letter.source_topic, letter.source_partition)
                 if place in cut.works or _inside(stretches, place, letter.source_offset):
-                    file.add(letter_row(record, letter))
+                    file.add(letter_row(record, payloads.told_letter(letter)))
         rows["deadletters.parquet"] = file.rows
     return rows
 

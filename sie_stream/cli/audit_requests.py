@@ -15,6 +15,7 @@ from schemas.codec import decode_decision, decode_raw_output, decode_result
 from schemas.wire import CodecError
 from sie_stream.auditing.deeds import Deeds, deeds_of
 from sie_stream.auditing.requests import Commits, RequestAudit, RequestVerifier, Stream, Stretch
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.since import since_ms
@@ -22,11 +23,11 @@ from sie_stream.cli.trace_lookup import Routes, fetch, work_id
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
-from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.spans import Span, partitions_of, read_spans
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicPartition, derived_request_id
-from sie_stream.privacy.datakeys import KeyTable
+from sie_stream.privacy.declared import Shreds
 from sie_stream.records import CommittedOffset, LogRecord
 
 CLOCKS_MS = 60_000
@@ -92,7 +93,7 @@ def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: C
     """Reads the request, work, output and result topics of the range, and all of sie.decisions."""
     names = connection.settings.topics
     verifier = RequestVerifier(cut.streams, cut.works, _deeds(reader, names.decisions))
-    keys = read_key_table(reader, names)
+    shreds = Shreds(key_table_of(connection), declared_outputs(reader, names))
     with progress_bars() as progress:
         _read_requests(reader, routes, cut, verifier, progress)
         for record in tracked(reader, spans_of(cut.works), progress, "work items"):
@@ -102,8 +103,8 @@ def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: C
                 verifier.raw_output(decode_raw_output(record.value).result.request_id)
             except CodecError:
                 continue  # its dead letter is egress's affair; no request is known behind it
-        _read_results(reader, cut.results, verifier, keys, progress)
-        _settle(reader, cut, verifier, keys, connection.settings.transaction_timeout_ms / 1_000, progress)
+        _read_results(reader, cut.results, verifier, shreds, progress)
+        _settle(reader, cut, verifier, shreds, connection.settings.transaction_timeout_ms / 1_000, progress)
     report = verifier.close(cut.commits, cut.results_from_ms, cut.notes)
     return _named(reader, routes, report)
 
@@ -230,7 +231,7 @@ def _read_results(
     reader: KafkaReader,
     spans: dict[TopicPartition, Span],
     verifier: RequestVerifier,
-    keys: KeyTable,
+    shreds: Shreds,
     progress: Progress,
 ) -> None:
     for record in tracked(reader, spans, progress, "results"):
@@ -241,11 +242,11 @@ def _read_results(
             verifier.unreadable(where, str(error))
         else:
             verifier.result(where, record.timestamp_ms, result)
-            verifier.report.shredded += keys.any_shredded(result.outputs)
+            verifier.report.shredded += shreds.reach(result)
 
 
 def _settle(
-    reader: KafkaReader, cut: Cut, verifier: RequestVerifier, keys: KeyTable, patience_s: float, progress: Progress
+    reader: KafkaReader, cut: Cut, verifier: RequestVerifier, shreds: Shreds, patience_s: float, progress: Progress
 ) -> None:
     """An open transaction hides committed results behind it; it ends within the transaction timeout."""
     deadline = time.monotonic() + patience_s + SETTLE_S
@@ -254,7 +255,7 @@ def _settle(
         time.sleep(SETTLE_S)
         ends = reader.end_offsets(list(reached))
         more = {place: Span(start, ends[place]) for place, start in reached.items()}
-        _read_results(reader, more, verifier, keys, progress)
+        _read_results(reader, more, verifier, shreds, progress)
         reached = ends
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from sie_stream.edge.kafka_jars import default_cache_dir, missing_jars
 from sie_stream.edge.kafka_reach import NoBroker
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import SieError
+from topics.plan import CreateTopic, TopicChange
 
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN_GIB = 2
@@ -109,13 +110,7 @@ def running_findings(bootstrap_servers: str | None) -> Iterator[Finding]:
     if broker.state != "ok":
         return
     changes = planned(connection)
-    words = "; ".join(f"{row['topic']}: {row['change']}" for row in map(in_words, changes[:3]))
-    yield Finding(
-        "topics",
-        "wrong" if changes else "ok",
-        f"{len(changes)} differences: {words}" if changes else "as declared",
-        "run `sie-stream topics apply`" if changes else "",
-    )
+    yield topics_finding(changes, connection.settings.topics.keys)
     if changes:
         return
     reader = connection.reader()
@@ -128,6 +123,17 @@ def running_findings(bootstrap_servers: str | None) -> Iterator[Finding]:
         "" if subjects else "run `sie-stream topics apply`",
     )
     yield from _control_plane(connection)
+
+
+def topics_finding(changes: Sequence[TopicChange], keys: str) -> Finding:
+    """`keys`: the topic that workers with a key ring do nothing without."""
+    if not changes:
+        return Finding("topics", "ok", "as declared")
+    words = "; ".join(f"{row['topic']}: {row['change']}" for row in map(in_words, changes[:3]))
+    advice = "run `sie-stream topics apply`"
+    if any(isinstance(change, CreateTopic) and change.topic == keys for change in changes):
+        advice += f"; until {keys} is there, workers with a key ring (pii_keys) load no model"
+    return Finding("topics", "wrong", f"{len(changes)} differences: {words}", advice)
 
 
 def _reach(connection: Connection) -> str:

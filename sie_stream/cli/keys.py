@@ -6,24 +6,26 @@ import getpass
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, with_examples
 from sie_stream.cli.since import shown_time
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import load_settings
-from sie_stream.edge.kafka_log import KafkaReader, KafkaTransactionalWriter
-from sie_stream.edge.key_table import read_key_table
-from sie_stream.edge.key_topic import KeyReaders, rewrap, shred
+from sie_stream.edge.kafka_log import KafkaTransactionalWriter
+from sie_stream.edge.key_table import KeyReaders, key_readers, key_table_of
+from sie_stream.edge.key_topic import rewrap, shred
 from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
 from sie_stream.errors import ConfigError
 from sie_stream.privacy.datakeys import Shredded
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.privacy.forms import Hashed, Sealed, changed_forms, hashed_text, sealed_text
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 from sie_stream.settings import Settings
@@ -66,16 +68,19 @@ def rotate(
 
     Copy the new file to every host with workers; they use it for new data keys from their next start on, at the latest.
     The old file must stay while hashed values are to be compared, and until `keys list` shows no data key under it.
+    The new file is made once Kafka was found ready. From then on it stays even when the rest fails, since data keys
+    may be under it already: rotate again to bring the others along.
 
     \b
     Examples:
       sie-stream keys rotate
     """
     folder = _folder(ring)
+    Keyring(folder)  # one that cannot be used is told before anybody looks for Kafka
     with _changing(bootstrap_servers) as (settings, readers, writer):
-        made = add_kek(folder)
-        done, unknown = rewrap(readers, writer, settings.topics, made)
-    _tell({"ring": str(folder), "current": made.current, "rewrapped": done, "not_on_this_ring": unknown}, output)
+        found = rewrap(readers, writer, settings.topics, lambda: add_kek(folder))
+    told = {"current": found.current, "rewrapped": found.rewrapped, "not_on_this_ring": found.unknown}
+    _tell({"ring": str(folder), **told}, output)
 
 
 @app.command("list")
@@ -89,8 +94,7 @@ def list_(
       sie-stream keys list -o json
     """
     keyring = Keyring(_folder(ring))
-    with _topic(bootstrap_servers) as (connection, reader):
-        table = read_key_table(reader, connection.settings.topics)
+    table = key_table_of(Connection.open(bootstrap_servers))
     wraps = Counter(wrapped.kek for wrapped in table)
     names = sorted({*keyring.keks, *wraps})
     found: dict[str, Any] = {
@@ -112,7 +116,10 @@ def list_(
 
 @app.command("shred")
 def shred_(
-    subject: Annotated[str, typer.Argument(help="The person, as requests name it (privacy.subject, session or key).")],
+    subject: Annotated[
+        str, typer.Argument(help="The person, as requests name it (privacy.subject, session or key).")
+    ] = "",
+    key_hex: Annotated[str, typer.Option(help="The person's record key in hexadecimal, where it is no text.")] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why, for whoever looks at it later.")] = "",
     ring: RingOption = None,
     bootstrap_servers: BootstrapOption = None,
@@ -127,8 +134,10 @@ def shred_(
     \b
     Examples:
       sie-stream keys shred customer-17 --reason "asked for on 3 March"
+      sie-stream keys shred --key-hex 00000000000000ff
     """
-    name = Keyring(_folder(ring)).subject_of(subject.encode())
+    person, named = named_person(subject, key_hex)
+    name = Keyring(_folder(ring)).subject_of(person)
     with _changing(bootstrap_servers) as (settings, readers, writer):
         found = KafkaAdmin.of(settings).describe([settings.topics.keys]).get(settings.topics.keys)
         if found is not None and is_held(found):
@@ -140,7 +149,26 @@ def shred_(
     if output is OutputFormat.JSON:
         show_json({"subject": fact.subject, "removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms})
     else:
-        console.print("\n".join(shredded_in_words(subject, fact, removed)), highlight=False, markup=False)
+        console.print("\n".join(shredded_in_words(named, fact, removed)), highlight=False, markup=False)
+
+
+def named_person(subject: str, key_hex: str) -> tuple[bytes, str]:
+    """The person as requests name it, and as it is told. Raises ConfigError for what names nobody."""
+    if bool(subject) == bool(key_hex):
+        raise ConfigError("name one person: as SUBJECT, or with --key-hex where the record key is no text")
+    if key_hex:
+        try:
+            return bytes.fromhex(key_hex), f"key {key_hex}"
+        except ValueError as error:
+            raise ConfigError(f"--key-hex {key_hex!r}: pairs of hexadecimal digits are expected: {error}") from error
+    try:
+        return subject.encode(), subject
+    except UnicodeEncodeError as error:
+        raw = subject.encode("utf-8", "surrogateescape")
+        raise ConfigError(
+            f"SUBJECT is no UTF-8 text: {raw!r}, at character {error.start}. Sessions and fields are text; for a "
+            f"record key of just these bytes say --key-hex {raw.hex()}"
+        ) from error
 
 
 def shredded_in_words(person: str, fact: Shredded, removed: int) -> Iterator[str]:
@@ -163,17 +191,24 @@ def open_(ring: RingOption = None, bootstrap_servers: BootstrapOption = None) ->
       sie-stream results --request-id 6f1c... -o json | sie-stream keys open
     """
     keyring = Keyring(_folder(ring))
-    with _topic(bootstrap_servers) as (connection, reader):
-        opener = Opener(read_key_table(reader, connection.settings.topics), keyring)
+    connection = Connection.open(bootstrap_servers)
+    opener = Opener(key_table_of(connection), keyring)
     closed = 0
-    for place, result in read_results(sys.stdin):
-        outputs, refused = plain_outputs(opener, str(result.get("model", "")), result.get("outputs"))
-        for why in refused:
-            typer.echo(f"{place}: {why}", err=True)
-        closed += len(refused)
-        typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
+    with closing(connection.reader()) as reader:
+        declared = declared_outputs(reader, connection.settings.topics)
+        for place, result in read_results(sys.stdin):
+            closed += _tell_opened(place, result, opener, declared)
     if closed:
         raise typer.Exit(1)
+
+
+def _tell_opened(place: str, result: dict[str, Any], opener: Opener, declared: DeclaredOutputs) -> int:
+    """How many of its values cannot be read."""
+    outputs, refused = plain_outputs(opener, declared, result)
+    for why in refused:
+        typer.echo(f"{place}: {why}", err=True)
+    typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
+    return len(refused)
 
 
 def read_results(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -196,8 +231,13 @@ def read_results(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"line {number}", found
 
 
-def plain_outputs(opener: Opener, model: str, outputs: object) -> tuple[object, list[str]]:
-    """Outputs with what can be read in plain, and why the rest cannot be."""
+def plain_outputs(opener: Opener, declared: DeclaredOutputs, result: Mapping[str, Any]) -> tuple[object, list[str]]:
+    """Outputs of a result with what can be read in plain, and why the rest cannot be.
+
+    What opens was sealed for just that place. What does not may be a text that only looks so, unless its version
+    declares protected values there.
+    """
+    model, version, outputs = str(result.get("model", "")), str(result.get("version", "")), result.get("outputs")
     refused: list[str] = []
 
     def plain(path: str, form: Sealed | Hashed) -> Any:
@@ -206,7 +246,9 @@ def plain_outputs(opener: Opener, model: str, outputs: object) -> tuple[object, 
         try:
             return opener.opened(model, "outputs", path, form)
         except KeyUnavailable as error:
-            refused.append(f"{path}: {error}")
+            places = declared.protected(model, version)
+            if places is None or path in places:
+                refused.append(f"{path}: {error}")
             return sealed_text(form)
 
     changed = changed_forms(msgspec.json.encode(outputs), plain)
@@ -224,22 +266,11 @@ def _folder(ring: Path | None) -> Path:
 
 
 @contextmanager
-def _topic(bootstrap_servers: str | None) -> Iterator[tuple[Connection, KafkaReader]]:
-    connection = Connection.open(bootstrap_servers)
-    reader = connection.reader()
-    try:
-        yield connection, reader
-    finally:
-        reader.close()
-
-
-@contextmanager
 def _changing(bootstrap_servers: str | None) -> Iterator[tuple[Settings, KeyReaders, KafkaTransactionalWriter]]:
-    with ExitStack() as stack:
-        connection, reader = stack.enter_context(_topic(bootstrap_servers))
-        latest = stack.enter_context(closing(connection.latest_reader()))
-        made = connection.transactional_writer(connection.settings.topics.keys_transactional_id)
-        yield connection.settings, KeyReaders(reader, latest), stack.enter_context(closing(made))
+    connection = Connection.open(bootstrap_servers)
+    transactional_id = connection.settings.topics.keys_transactional_id
+    with key_readers(connection) as readers, closing(connection.transactional_writer(transactional_id)) as writer:
+        yield connection.settings, readers, writer
 
 
 def _tell(found: dict[str, Any], output: OutputFormat) -> None:

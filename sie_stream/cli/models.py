@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -219,17 +220,21 @@ def describe(
     name = found["model"]
     instance = next((row for row in instance_rows(connection) if row["model"] == name), {})
     placement = next((row for row in placement_rows(connection) if row["model"] == name), {})
+    notices = missing_topics(connection)
     matrix = capability_matrix(ModelSpec.model_validate_json(json.dumps(found["spec"])), device_classes(connection))
     if output is OutputFormat.JSON:
         capability = {"fits": matrix_rows(matrix), "assumptions": list(matrix.assumptions)}
         life = life_rows(instance)
-        show_json({**found, "instance_state": instance, "life": life, "placement": placement, "capability": capability})
+        states = {"instance_state": instance, "life": life, "placement": placement, "notices": notices}
+        show_json({**found, **states, "capability": capability})
         return
     console.print(
         f"[bold]{name}[/] {found['version']}  {found['instance']}  {instance.get('status', '?')}", highlight=False
     )
     if instance.get("message"):
         console.print(f"message: {instance['message']}", highlight=False)
+    for sentence in notices:
+        console.print(sentence, highlight=False)
     console.print(f"replicas: {', '.join(placement.get('replicas', [])) or 'none'}", highlight=False)
     for line in instance.get("variants", []):
         console.print(f"beside it: {line}", highlight=False)
@@ -243,6 +248,17 @@ def describe(
     for sentence in matrix.assumptions:
         console.print(sentence, highlight=False)
     console.print_json(json.dumps(found["spec"]))
+
+
+def missing_topics(connection: Connection) -> list[str]:
+    """What keeps workers from following placements, although they live."""
+    with closing(connection.reader()) as reader:
+        if reader.partitions_of(connection.settings.topics.keys):
+            return []
+    return [
+        f"{connection.settings.topics.keys} does not exist, so workers with a key ring (pii_keys) load no model: "
+        "run `sie-stream topics apply`"
+    ]
 
 
 def life_rows(instance: Mapping[str, Any]) -> Rows:

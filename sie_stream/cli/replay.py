@@ -15,6 +15,7 @@ import typer
 from rich.progress import Progress, TaskID
 
 from gpu_worker.edge.engine_link import EngineLinks
+from sie_stream.cli.declared_outputs import declared_in
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.replaying.choosing import Choice, Question, choose
@@ -32,6 +33,7 @@ from sie_stream.edge.connection import Connection
 from sie_stream.edge.key_topic import open_keys
 from sie_stream.edge.stop import StopFlag
 from sie_stream.errors import ConfigError
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.records import WorkItem
 from sie_stream.replay.compare import Again, Original, Verdict
 from sie_stream.replay.pace import parse_speed
@@ -169,7 +171,7 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
                 topic.add(original, again, place, work)
 
         tell = None if file is None and topic is None else tell_each
-        protection = Protection(lambda: open_keys(connection))
+        protection = Protection(lambda: open_keys(connection), DeclaredOutputs(declared_in(book)))
         run = Replay(readers, settings, book, job, scratch, tally, tell, stop, protection)
         engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered, stop)
         stack.callback(engines.close)

@@ -18,16 +18,18 @@ from schemas.codec import (
 )
 from schemas.wire import MAGIC, CodecError
 from sie_stream.auditing.requests import is_finished
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
 from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow
 from sie_stream.decisions import Decision, concerns
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
 from sie_stream.ids import TopicNames, TopicPartition, base_of
 from sie_stream.ports import LogReader
-from sie_stream.privacy.forms import sealed_in
+from sie_stream.privacy.declared import Shreds
+from sie_stream.privacy.forms import may_be_sealed
 from sie_stream.records import (
     TRACEPARENT_HEADER,
     CommittedOffset,
@@ -176,7 +178,7 @@ class Collector:
         if result.provenance.batch_size > 1:
             spans = self._window(self._names.results, at.timestamp_ms - BESIDE_MS, at.timestamp_ms + BESIDE_MS)
             beside = tuple(other for _, other in decoded(read_spans(self._reader, spans), decode_result))
-        if sealed_in(result.outputs) and read_key_table(self._reader, self._names).any_shredded(result.outputs):
+        if self._shredded(result):
             self._notes.append("Its subject was shredded: nobody can read the encrypted values of its outputs.")
         letter_at = letter = None
         if result.status in ("rejected", "failed"):
@@ -187,6 +189,12 @@ class Collector:
         return msgspec.structs.replace(
             evidence, neighbours=neighbours(result, beside), letter=letter, letter_at=letter_at
         )
+
+    def _shredded(self, result: Result) -> bool:
+        """Reads the data keys only where there is something that they could be needed for."""
+        if not may_be_sealed(result.outputs):
+            return False
+        return Shreds(key_table_of(self._connection), declared_outputs(self._reader, self._names)).reach(result)
 
     def _under_way(self, evidence: Evidence) -> Evidence:
         """How far the groups have come, and who has it now."""

@@ -7,15 +7,16 @@ the keys that other workers committed after it, whose results may be read alread
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.key_table import read_key_table
+from sie_stream.edge.key_table import KeyReaders, key_table_of, read_key_table
 from sie_stream.edge.keyring import Keyring
 from sie_stream.errors import ConfigError, SieError
 from sie_stream.ids import TopicNames
-from sie_stream.ports import LogReader, TransactionalWriter
+from sie_stream.ports import TransactionalWriter
 from sie_stream.privacy.datakeys import KeyTable, Shredded, key_write, shred_writes, shredded_now
 from sie_stream.privacy.vault import KeyUnavailable, Opener
 
@@ -35,18 +36,7 @@ def open_keys(connection: Connection) -> Opener:
     """
     settings = connection.settings
     ring = Keyring(Path(settings.pii_keys)) if settings.pii_keys else None
-    reader = connection.reader()
-    try:
-        return Opener(read_key_table(reader, settings.topics), ring)
-    finally:
-        reader.close()
-
-
-class KeyReaders(NamedTuple):
-    """What is committed, and how far the log goes with open transactions."""
-
-    committed: LogReader
-    latest: LogReader
+    return Opener(key_table_of(connection), ring)
 
 
 def shred(
@@ -79,13 +69,27 @@ def shred(
     return fact, removed
 
 
-def rewrap(readers: KeyReaders, writer: TransactionalWriter, names: TopicNames, ring: Keyring) -> tuple[int, int]:
-    """Puts every data key under the current key-encryption key; (how many, how many that ring cannot unwrap).
+class Rewrapped(NamedTuple):
+    current: str
+    """The key-encryption key that data keys are under now."""
+    rewrapped: int
+    unknown: int
+    """Data keys that the ring cannot unwrap, and so are as they were."""
+
+
+def rewrap(
+    readers: KeyReaders, writer: TransactionalWriter, names: TopicNames, newer: Callable[[], Keyring]
+) -> Rewrapped:
+    """Puts every data key under the current key-encryption key of the ring that `newer` gives.
+
+    `newer` is called when the topic was found and read: what it makes on disk has to stay from then on.
 
     Raises Fenced when somebody else came after us: what was done stays, and the rest is done by another call.
     """
     writer.init()
-    old = [wrapped for wrapped in _existing(readers, names) if wrapped.kek != ring.current]
+    table = _existing(readers, names)
+    ring = newer()
+    old = [wrapped for wrapped in table if wrapped.kek != ring.current]
     unknown = 0
     for begin in range(0, len(old), KEYS_AT_ONCE):
         writes = []
@@ -98,10 +102,10 @@ def rewrap(readers: KeyReaders, writer: TransactionalWriter, names: TopicNames, 
             writer.begin()
             writer.write(writes)
             writer.commit()
-    return len(old) - unknown, unknown
+    return Rewrapped(ring.current, len(old) - unknown, unknown)
 
 
 def _existing(readers: KeyReaders, names: TopicNames) -> KeyTable:
     if not readers.committed.partitions_of(names.keys):
         raise ConfigError(f"topic {names.keys!r} does not exist. Create it with `sie-stream topics apply`.")
-    return read_key_table(readers.committed, names, readers.latest)
+    return read_key_table(readers, names)

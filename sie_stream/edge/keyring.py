@@ -13,6 +13,7 @@ import hmac
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from sie_stream.privacy.datakeys import WrappedKey, rewrapped
 from sie_stream.privacy.vault import KeyUnavailable
 
 INDEX = "index.key"
+KEKS = "kek-[0-9][0-9][0-9][0-9].key"
 KEY_BYTES = 32
 NONCE_BYTES = 12
 SUBJECT_DIGITS = 32
@@ -34,14 +36,19 @@ DATA_KEY_BYTES_OF_ID = 8
 
 
 class Keyring:
-    """Read when it is made, and again when a key is named that was not there: a newer key is the current one then."""
+    """Read when it is made, and again when a key is named that was not there: a newer key is the current one then.
 
-    def __init__(self, folder: Path) -> None:
+    `tell`: hears why a file that came later is not used, once for each reason. The keys that are in use stay in use.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None] | None = None) -> None:
         """Raises ConfigError for a folder that is no key ring, or that others may read."""
         self._folder = folder
+        self._tell = tell
+        self._refused: dict[str, str] = {}
+        """Why each file that came later is not used."""
         self._index = _secret(folder / INDEX)
-        self._keks: dict[str, tuple[bytes, bytes]] = {}
-        self._read()
+        self._keks = {path.stem: _kek_of(path) for path in self._files()}
         if not self._keks:
             raise ConfigError(f"{folder}: no key-encryption key (kek-0001.key). `sie-stream keys create` makes one")
 
@@ -89,17 +96,30 @@ class Keyring:
     def _kek(self, name: str) -> tuple[bytes, bytes]:
         """(for wrapping, for hashing)."""
         if name not in self._keks:
-            self._read()
+            self._read_newer()
         found = self._keks.get(name)
         if found is None:
-            message = f"key-encryption key {name!r} is not in {self._folder}; there are: {', '.join(self.keks)}"
+            missing = f"is not in {self._folder}; there are: {', '.join(self.keks)}"
+            message = f"key-encryption key {name!r} {self._refused.get(name) or missing}"
             raise KeyUnavailable(message, shredded=False)
         return found
 
-    def _read(self) -> None:
-        for path in sorted(self._folder.glob("kek-*.key")):
-            secret = _secret(path)
-            self._keks[path.stem] = (_derived(secret, b"sie-stream wrap"), _derived(secret, b"sie-stream hash"))
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(KEKS))
+
+    def _read_newer(self) -> None:
+        """What came since. A file that cannot be used is no reason to stop: somebody may be copying it just now."""
+        for path in self._files():
+            name = path.stem
+            if name in self._keks:
+                continue
+            try:
+                self._keks[name] = _kek_of(path)
+            except ConfigError as error:
+                why = f"is not used: {error}"
+                if self._tell is not None and self._refused.get(name) != why:
+                    self._tell(f"key-encryption key {name!r} {why}; {self.current} stays in use")
+                self._refused[name] = why
 
 
 def create_keyring(folder: Path) -> Keyring:
@@ -108,6 +128,9 @@ def create_keyring(folder: Path) -> Keyring:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from error
+    for path in (folder / INDEX, *folder.glob(KEKS)):
+        if path.exists():  # before anything is made beside it
+            raise ConfigError(f"{path} exists; a key is never written over. Choose another folder.")
     make_secret(folder / INDEX)
     make_secret(folder / _kek_file(1))
     return Keyring(folder)
@@ -132,6 +155,12 @@ def _secret(path: Path) -> bytes:
     if mode & 0o077:
         raise ConfigError(f"{path}: mode {mode:04o} lets others read it; allowed is 0600: chmod 600 {path}")
     return read_secret(path)
+
+
+def _kek_of(path: Path) -> tuple[bytes, bytes]:
+    """(for wrapping, for hashing). Raises ConfigError for a file that is no key, or that others may read."""
+    secret = _secret(path)
+    return _derived(secret, b"sie-stream wrap"), _derived(secret, b"sie-stream hash")
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:

@@ -55,15 +55,19 @@ def make_secret(path: Path) -> None:
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Raises ConfigError when the file is there, or cannot be made."""
+    """Raises ConfigError when the file is there, or cannot be made; half a file is not left behind."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
         raise ConfigError(f"{path} exists; a key is never written over. Choose another name.") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read_secret(path: Path) -> bytes:

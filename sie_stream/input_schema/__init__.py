@@ -60,7 +60,8 @@ class InputValidator:
             refusal = str(error)
         # Outside the handler: the exact error stands alone in a traceback, without msgspec's shorter one above it.
         check_exact(self._root, bytes(raw))
-        raise InvalidInput("not_json", f"the inputs cannot be read: {refusal}.")
+        said = "" if self.pii_fields else f": {refusal}"  # it may quote a value
+        raise InvalidInput("not_json", f"the inputs cannot be read{said}.")
 
     def check_exact(self, raw: bytes) -> None:
         """The slow twin of `check`: same verdict, no fast path."""

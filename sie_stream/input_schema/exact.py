@@ -169,7 +169,7 @@ def _anything(value: object, path: str, faults: list[Fault], secret: bool) -> No
     elif isinstance(value, _Pairs):
         for name, inner in value:
             if _good_name(name, path, faults):
-                _check(Anything(), inner, _join(path, name), faults, secret)
+                _check(Anything(), inner, _below(path, name, secret), faults, secret)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             _check(Anything(), inner, f"{path}[{index}]", faults, secret)
@@ -264,7 +264,9 @@ def _object(node: Object, value: object, path: str, faults: list[Fault], secret:
         if (member := members.get(name)) is not None:
             _check(member.node, inner, _join(path, name), faults, secret or member.pii)
         elif node.extra is not None:
-            _check(node.extra, inner, _join(path, name), faults, secret)
+            _check(node.extra, inner, _below(path, name, secret), faults, secret)
+        elif secret:
+            faults.append(Fault("unknown_field", path, f"{_name(path)} holds an unknown field."))
         else:
             faults.append(_unknown(name, node.members, path))
     for member in node.members:
@@ -360,6 +362,11 @@ def _listed(values: object) -> str:
 def _join(path: str, name: str) -> str:
     short = name if len(name) <= 60 else name[:57] + "..."
     return f"{path}.{short}" if path else short
+
+
+def _below(path: str, name: str, secret: bool) -> str:
+    """Where a value is whose name no schema lists. Below personal data such a name is personal data, too."""
+    return path if secret else _join(path, name)
 
 
 def _name(path: str) -> str:

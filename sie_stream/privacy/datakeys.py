@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sie_stream.privacy.forms import DataKeyId, sealed_in
+from sie_stream.privacy.forms import DataKeyId, Places, sealed_in
 from sie_stream.records import LogWrite
 
 _KEY, _SHRED = "key", "shred"
@@ -90,9 +90,9 @@ class KeyTable:
         fact = self.shreds.get(by.subject)
         return fact is not None and by.data_key in fact.data_keys
 
-    def any_shredded(self, payload: bytes | None) -> bool:
-        """Whether a JSON text holds values that can never be read again."""
-        return any(self.shredded(by) for by in sealed_in(payload))
+    def any_shredded(self, payload: bytes | None, places: Places = None) -> bool:
+        """Whether a JSON text holds values at `places` that can never be read again."""
+        return any(self.shredded(by) for by in sealed_in(payload, places))
 
     def _add(self, wrapped: WrappedKey) -> None:
         self._keys.setdefault(wrapped.subject, {})[wrapped.data_key] = wrapped

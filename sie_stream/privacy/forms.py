@@ -4,6 +4,9 @@
     aes-256-gcm:SUBJECT:DATA_KEY:SEALED   encrypted (NIST SP 800-38D) with a data key of that subject; SEALED is
                                           nonce (12 bytes), ciphertext and tag (16 bytes) in URL-safe Base64
 
+Such a text proves nothing by itself, since a model may answer with any text: it is a protected value where the version
+that answered declares one (sie_stream/privacy/declared.py).
+
 KEK names a key of the key ring, SUBJECT is a keyed hash of the data subject, DATA_KEY names one of its keys.
 """
 
@@ -18,7 +21,8 @@ import msgspec
 
 _HASHED = re.compile(r"hmac-sha256:([a-z0-9-]{1,64}):([0-9a-f]{64})")
 _SEALED = re.compile(r"aes-256-gcm:([0-9a-f]{32}):([0-9a-f]{16}):([A-Za-z0-9_-]{38,})")
-_SEALED_IN = re.compile(rb'"aes-256-gcm:([0-9a-f]{32}):([0-9a-f]{16}):[A-Za-z0-9_-]{38,}"')
+Places = Collection[str] | None
+"""Dotted paths, `people[].name` inside arrays, that may hold protected values; None: anywhere, as nobody knows."""
 
 
 class DataKeyId(NamedTuple):
@@ -65,11 +69,23 @@ def read_form(value: object) -> Sealed | Hashed | None:
     return None
 
 
-def sealed_in(payload: bytes | None) -> frozenset[DataKeyId]:
-    """The data keys that a JSON text needs to be read whole; no parsing, so it costs little where there are none."""
-    if payload is None or b'"aes-256-gcm:' not in payload:
+def may_be_sealed(payload: bytes | None) -> bool:
+    """False: no encrypted value is in that JSON text. No parsing, so it costs little."""
+    return payload is not None and b'"aes-256-gcm:' in payload
+
+
+def sealed_in(payload: bytes | None, places: Places = None) -> frozenset[DataKeyId]:
+    """The data keys that a JSON text needs to be read whole."""
+    if payload is None or not may_be_sealed(payload):
         return frozenset()
-    return frozenset(DataKeyId(one.decode(), other.decode()) for one, other in _SEALED_IN.findall(payload))
+    found: set[DataKeyId] = set()
+
+    def note(_path: str, form: Sealed | Hashed) -> None:
+        if isinstance(form, Sealed):
+            found.add(form.by)
+
+    changed_forms(payload, note, places)
+    return frozenset(found)
 
 
 Change = Callable[[str, Any], Any]
@@ -85,11 +101,11 @@ def changed(payload: bytes, paths: Collection[str], change: Change) -> bytes | N
     return _rewritten(payload, lambda path, value: change(path, value) if path in wanted else _DESCEND)
 
 
-def changed_forms(payload: bytes, change: Callable[[str, Sealed | Hashed], Any]) -> bytes | None:
-    """The same for every value that is written in a protected form, wherever it is."""
+def changed_forms(payload: bytes, change: Callable[[str, Sealed | Hashed], Any], places: Places = None) -> bytes | None:
+    """The same for every value at `places` that is written in a protected form."""
 
     def form(path: str, value: Any) -> Any:
-        found = read_form(value)
+        found = read_form(value) if places is None or path in places else None
         return _DESCEND if found is None else change(path, found)
 
     return _rewritten(payload, form)

@@ -123,11 +123,12 @@ class Guard:
         return self._protected(work, outputs, self.rules.outputs, "outputs", writes)
 
     def work(self, work: WorkItem, writes: list[LogWrite]) -> WorkItem:
-        """The work item as a dead letter may keep it: without what its inputs could be read from."""
+        """The work item as a dead letter may keep it: without what its inputs could be read from. Parameters are
+        free JSON that no schema marks, such as words to stop at."""
         if not self.rules.inputs:
             return work
         inputs = self._protected(work, work.inputs, self.rules.inputs, "inputs", writes)
-        return replace(work, inputs=inputs or b"null", token_ids=None)
+        return replace(work, inputs=inputs or b"null", token_ids=None, parameters=None)
 
     def _protected(
         self, work: WorkItem, payload: bytes, fields: Mapping[str, Protection], side: str, writes: list[LogWrite]

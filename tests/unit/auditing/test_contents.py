@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet
 import pytest
 from msgspec import Raw
 
-from schemas.codec import encode_row
-from sie_stream.cli.audit_contents import NO_SCHEMA, REFUSED, Payloads
+from schemas.codec import encode_cluster, encode_row
+from sie_stream.cli.audit_contents import GONE, NO_SCHEMA, REFUSED, UNFIT, WORDS, Payloads
 from sie_stream.cli.audit_tables import REQUESTS, RESULTS, TableFile, result_row
 from sie_stream.cli.trace_lookup import Routes
+from sie_stream.commands import ApplyModel
 from sie_stream.control import ModelRow, RouteRow
 from sie_stream.ids import TopicNames
 from sie_stream.ports import TopicSpec
-from sie_stream.records import InferenceRequest, LogRecord, LogWrite, Provenance, Result, Timings, Usage
+from sie_stream.privacy.datakeys import KeyTable
+from sie_stream.provenance import dead_letter
+from sie_stream.records import InferenceRequest, LogRecord, LogWrite, Provenance, Result, ResultError, Timings, Usage
 from sie_stream.sim.log import SimLog
 
 NAMES = TopicNames()
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "pii": True}, "age": {"type": "integer"}}}
+SPEC = {"model_id": "people", "source": "m.skops", "min_gpu_memory_mb": 64}
 PLAIN = {"type": "object", "properties": {"x": {"type": "number"}}}
 
 
@@ -30,9 +35,9 @@ def result(model: str, outputs: bytes | None) -> Result:
 
 
 @pytest.fixture
-def payloads() -> Payloads:
+def log() -> SimLog:
     log = SimLog(session_timeout_ms=10_000)
-    log.admin().ensure([TopicSpec(NAMES.routes, 1, {}), TopicSpec(NAMES.models, 1, {})])
+    log.admin().ensure([TopicSpec(topic, 1, {}) for topic in (NAMES.routes, NAMES.models, NAMES.cluster)])
     writer = log.plain_writer(1_000_000)
     for model, schema, bound in (("people", PERSON, "orders"), ("plain", PLAIN, "")):
         spec = Raw(json.dumps({"input_schema": schema, "output_schema": schema}).encode())
@@ -46,8 +51,17 @@ def payloads() -> Payloads:
         writer.write([LogWrite(NAMES.models, encode_row(row), model.encode())])
         writer.write([LogWrite(NAMES.routes, encode_row(route), model.encode())])
     writer.flush(1_000)
+    return log
+
+
+@pytest.fixture
+def payloads(log: SimLog) -> Payloads:
+    return payloads_of(log)
+
+
+def payloads_of(log: SimLog) -> Payloads:
     reader = log.reader("g")
-    return Payloads(reader, Routes(reader, NAMES), NAMES, b"key")
+    return Payloads(reader, Routes(reader, NAMES), NAMES, b"key", KeyTable())
 
 
 def test_marked_fields_of_inputs_and_outputs_are_hashed(payloads: Payloads) -> None:
@@ -64,11 +78,73 @@ def test_marked_fields_of_inputs_and_outputs_are_hashed(payloads: Payloads) -> N
     assert payloads.left_out == {}
 
 
+def test_a_marked_value_that_looks_protected_is_hashed_like_any_other(payloads: Payloads) -> None:
+    """Only `pii: hash` and `encrypt` leave protected values on the topics, and this is marked `true`."""
+    looks = "hmac-sha256:ada-lovelace:" + "0" * 64
+    written = payloads.outputs(result("people", json.dumps({"name": looks}).encode()))
+    text = payloads.inputs("people", json.dumps({"name": looks}).encode(), refused=False)
+    assert b"ada-lovelace" not in (written or b"") + (text or b"")
+
+
 def test_what_nobody_can_judge_is_left_out_and_counted(payloads: Payloads) -> None:
     assert payloads.inputs("people", b'{"nmae":"Ada"}', refused=True) is None
     assert payloads.inputs("gone", b'{"name":"Ada"}', refused=False) is None
     assert payloads.outputs(result("gone", b'{"name":"Ada"}')) is None
     assert payloads.left_out == {REFUSED: 1, NO_SCHEMA: 2}
+
+
+@pytest.mark.parametrize(
+    "inputs", [b'{"nmae":"Ada"}', b'{"name":"Bob","person":"Ada"}', b'["Ada"]', b'{"age":"Ada"}', b"Ada"]
+)
+def test_requests_that_nobody_refused_are_held_against_the_schema_too(payloads: Payloads, inputs: bytes) -> None:
+    """A repeat, or a request that came too late, was never checked, and so may hold a name anywhere."""
+    assert payloads.inputs("people", inputs, refused=False) is None
+    assert payloads.left_out == {UNFIT: 1}
+
+
+def test_a_result_is_hidden_by_the_marks_of_its_own_version_too(log: SimLog) -> None:
+    renamed = {"properties": {"first_name": {"type": "string", "pii": True}}}
+    older = encode_cluster(
+        ApplyModel(Raw(json.dumps(SPEC | {"version": "0", "output_schema": renamed}).encode()), "ada")
+    )
+    log.plain_writer().write([LogWrite(NAMES.cluster, older, partition=0)])
+    payloads = payloads_of(log)
+    was = msgspec.structs.replace(result("people", b'{"first_name":"Ada","age":3}'), version="0")
+    written = payloads.outputs(was)
+    assert written is not None
+    assert json.loads(written)["age"] == 3
+    assert b"Ada" not in written
+    assert payloads.outputs(msgspec.structs.replace(was, version="never")) is None
+    assert payloads.left_out == {GONE: 1}
+
+
+def test_an_engines_words_are_left_out_where_fields_are_marked(payloads: Payloads) -> None:
+    def said(model: str, status: str = "failed") -> str:
+        error = ResultError("boom", "cannot read Ada", "inputs")
+        told = payloads.told(msgspec.structs.replace(result(model, None), status=status, error=error)).error
+        assert told is not None
+        assert (told.code, told.field) == ("boom", "inputs")
+        return told.message
+
+    assert (said("plain"), said("people", "rejected")) == ("cannot read Ada", "cannot read Ada")
+    assert "Ada" not in said("people") + said("gone")
+    assert payloads.left_out == {WORDS: 2}
+    record = LogRecord("sie.work.x", 0, 1, 1, None, b"x")
+    for topic, told in (("sie.work.people", False), ("sie.work.plain", True), ("sie.work.gone", False)):
+        letter = dead_letter(record, "r", ResultError("boom", "cannot read Ada"), 9, "worker", 1)
+        letter = msgspec.structs.replace(letter, source_topic=topic)
+        assert ("Ada" in payloads.told_letter(letter).message) is told
+
+
+def test_a_model_whose_schema_cannot_be_read_is_as_one_without(log: SimLog) -> None:
+    spec = Raw(b'{"input_schema":{"properties":{"name":{"type":"strng","pii":true}}}}')
+    log.plain_writer().write(
+        [LogWrite(NAMES.models, encode_row(ModelRow("people", "2", 2, spec, "accepted", 1)), b"people")]
+    )
+    payloads = payloads_of(log)
+    assert payloads.inputs("people", b'{"name":"Ada"}', refused=False) is None
+    assert payloads.personal("people")
+    assert payloads.left_out == {NO_SCHEMA: 1}
 
 
 def test_the_model_of_a_request_is_found_by_name_instance_and_topic(payloads: Payloads) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sie_stream.cli.keys import read_results, shredded_in_words
+from sie_stream.cli.keys import named_person, read_results, shredded_in_words
 from sie_stream.errors import ConfigError
 from sie_stream.privacy.datakeys import Shredded
 
@@ -45,3 +45,22 @@ def test_a_shredding_is_told_with_the_person_and_a_time_that_people_read() -> No
     assert "shredded customer-17: 1 of 2 data keys now, at 2025-10-" in now
     assert "customer-17 was shredded before, at 2025-10-" in before
     assert "6f1c" in now
+
+
+def test_a_person_is_named_by_text_or_by_the_bytes_of_a_record_key() -> None:
+    assert named_person("customer-é", "") == ("customer-é".encode(), "customer-é")
+    assert named_person("", "00ff") == (b"\x00\xff", "key 00ff")
+
+
+@pytest.mark.parametrize(
+    ("subject", "key_hex", "said"),
+    [
+        ("a\udcff", "", r"no UTF-8 text: b'a\\xff', at character 1.*--key-hex 61ff"),
+        ("", "", "name one person"),
+        ("a", "61", "name one person"),
+        ("", "6g", "pairs of hexadecimal digits"),
+    ],
+)
+def test_what_names_nobody_is_refused_and_says_what_would(subject: str, key_hex: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        named_person(subject, key_hex)

@@ -83,6 +83,25 @@ def test_nor_is_what_stands_where_marked_fields_belong(row: bytes) -> None:
     assert "ada" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        {},
+        {"type": "object", "additionalProperties": {"type": "number"}},
+        {"type": "object", "properties": {"a": {"type": "number"}}},
+        {"type": "object", "additionalProperties": {}},
+    ],
+)
+@pytest.mark.parametrize("value", [b"1e999", b'{"ada@example.org": 1e999}'])
+def test_names_below_a_marked_field_are_not_repeated(node: dict[str, Any], value: bytes) -> None:
+    """A map from addresses to something has its personal data in the names."""
+    schema = compile_schema({"properties": {"contacts": {**node, "pii": "encrypt"}}})
+    with pytest.raises(InvalidInput) as caught:
+        schema.check(b'{"contacts": {"ada@example.org": ' + value + b"}}")
+    assert caught.value.field == "contacts"
+    assert "ada" not in str(caught.value)
+
+
 def test_the_subject_is_a_required_input_that_can_name_somebody() -> None:
     (missing,) = problems(input_schema=NAMED, privacy={"subject": "custmer"})
     assert (missing.path, missing.value) == ("privacy.subject", "'custmer'")

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.edge.keyring import add_kek
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Opener
 from sie_stream.replay.compare import Again, Original
@@ -20,6 +21,7 @@ from tests.unit.privacy.kit import INPUTS, OUTPUTS, Ring
 from tests.unit.worker.rig import launch_of
 
 LAUNCH = launch_of("m", input_schema=Raw(json.dumps(INPUTS)), output_schema=Raw(json.dumps(OUTPUTS)))
+DECLARED = DeclaredOutputs([("m", "1", json.dumps(OUTPUTS).encode())])
 PLAIN = {"reason": 41.25, "twin": "Ada Lovelace", "people": [{"name": "Byron"}], "score": 0.5}
 
 
@@ -38,7 +40,7 @@ def again(outputs: Any, **changes: object) -> Again:
 
 
 def test_equal_answers_are_equal_and_near_ones_within_although_neither_is_told(ring: Ring) -> None:
-    protection = Protection(ring.opener)
+    protection = Protection(ring.opener, DECLARED)
     before = original(ring.outputs("ada", PLAIN))
     assert protection.barrier(before) is None
     found, told_before, told_after = protection.judged(before, again(PLAIN), LAUNCH, 0.0)
@@ -59,14 +61,14 @@ def test_equal_answers_are_equal_and_near_ones_within_although_neither_is_told(r
 def test_answers_from_before_a_rotation_compare_under_their_own_key(ring: Ring) -> None:
     before = original(ring.outputs("ada", PLAIN))
     add_kek(ring.folder)
-    protection = Protection(lambda: Opener(ring.table(), type(ring.keyring)(ring.folder)))
+    protection = Protection(lambda: Opener(ring.table(), type(ring.keyring)(ring.folder)), DECLARED)
     assert protection.judged(before, again(PLAIN), LAUNCH, 0.0)[0].outcome == "equal"
 
 
 def test_a_shredded_subject_is_a_cause_and_no_failure(ring: Ring) -> None:
     before = original(ring.outputs("ada", PLAIN))
     ring.shred("ada")
-    barrier = Protection(ring.opener).barrier(before)
+    barrier = Protection(ring.opener, DECLARED).barrier(before)
     assert barrier is not None
     assert barrier[0] == "shredded"
     tally = Tally()
@@ -76,7 +78,7 @@ def test_a_shredded_subject_is_a_cause_and_no_failure(ring: Ring) -> None:
 
 
 def test_without_the_keys_nothing_is_called_equal(ring: Ring) -> None:
-    without = Protection(lambda: Opener(ring.table(), None))
+    without = Protection(lambda: Opener(ring.table(), None), DECLARED)
     for outputs in (PLAIN, {"twin": "Ada"}):
         barrier = without.barrier(original(ring.outputs("ada", outputs)))
         assert barrier is not None
@@ -88,7 +90,7 @@ def test_without_the_keys_nothing_is_called_equal(ring: Ring) -> None:
 
 def test_new_plain_values_are_hidden_also_where_the_log_has_none(ring: Ring) -> None:
     failed = msgspec.structs.replace(original(b""), status="failed", outputs=None, error_code="died")
-    protection = Protection(ring.opener)
+    protection = Protection(ring.opener, DECLARED)
     _, _, told = protection.judged(failed, again(PLAIN), LAUNCH, 0.0)
     assert b"Ada" not in (told.outputs or b"")
     broken = again({}, status="failed", error_code="x", error_message="cannot read Ada")
@@ -99,11 +101,49 @@ def test_models_without_marks_are_compared_as_they_are() -> None:
     def load() -> Opener:
         raise AssertionError("the keys are not read for nothing")
 
-    protection = Protection(load)
+    protection = Protection(load, DECLARED)
     before = original(b'{"y":1}')
     assert protection.barrier(before) is None
     found, told, after = protection.judged(before, again({"y": 2}), launch_of("m"), 0.0)
     assert (found.outcome, told, after.outputs) == ("different", before, b'{"y": 2}')
+
+
+def forged(ring: Ring) -> dict[str, str]:
+    """Texts that look like protected values, at a place where none is declared."""
+    ring.outputs("eve", {"reason": "x"})
+    ring.shred("eve")
+    (fact,) = ring.table().shreds.values()
+    return {
+        "sealed": f"aes-256-gcm:{fact.subject}:{fact.data_keys[0]}:{'A' * 60}",
+        "hashed": "hmac-sha256:k:" + "0" * 64,
+    }
+
+
+def test_an_answer_that_only_looks_protected_is_compared_like_any_other(ring: Ring) -> None:
+    """Else whoever chooses the text keeps the answer out of every replay."""
+    looks = forged(ring)
+    protection = Protection(ring.opener, DECLARED)
+    before = original(json.dumps(looks).encode())
+    assert protection.barrier(before) is None
+    assert protection.judged(before, again(looks), LAUNCH, 0.0)[0].outcome == "equal"
+    assert protection.judged(before, again(looks | {"sealed": "x"}), LAUNCH, 0.0)[0].outcome == "different"
+    unknown = Protection(ring.opener, DeclaredOutputs(())).barrier(before)
+    assert unknown is not None
+    assert unknown[0] == "shredded"
+
+
+def test_a_new_answer_that_looks_protected_is_hidden_all_the_same(ring: Ring) -> None:
+    failed = msgspec.structs.replace(original(b""), status="failed", outputs=None, error_code="died")
+    text = "hmac-sha256:ada-lovelace:" + "0" * 64
+    _, _, told = Protection(ring.opener, DECLARED).judged(failed, again({"reason": text, "twin": text}), LAUNCH, 0.0)
+    assert b"ada-lovelace" not in (told.outputs or b"")
+
+
+def test_names_below_a_protected_field_are_not_told(ring: Ring) -> None:
+    before = original(ring.outputs("ada", {"reason": {"ada@example.org": [1]}, "people": [{"name": {"Ada": 1}}]}))
+    other = again({"reason": {"ada@example.org": [2]}, "people": [{"name": {"Ada": 2}}]})
+    found = Protection(ring.opener, DECLARED).judged(before, other, LAUNCH, 0.0)[0]
+    assert (found.outcome, found.fields) == ("different", ("people[0].name", "reason"))
 
 
 def _report(tally: Tally) -> Report:

@@ -8,13 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.edge.keyring import Keyring, create_keyring
 from sie_stream.errors import ConfigError
-from sie_stream.privacy.datakeys import KeyTable
+from sie_stream.privacy.datakeys import KeyTable, WrappedKey
 from sie_stream.privacy.forms import read_form, sealed_in
 from sie_stream.privacy.vault import KeyUnavailable, Opener, Vault
 from sie_stream.records import LogWrite
@@ -192,9 +193,63 @@ def test_key_rings_are_private_whole_and_never_written_over(tmp_path: Path) -> N
     create_keyring(folder)
     with pytest.raises(ConfigError, match="never written over"):
         create_keyring(folder)
+    (folder / "index.key").rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match=r"kek-0001\.key exists"):
+        create_keyring(folder)
+    assert not (folder / "index.key").exists()
+    (tmp_path / "away").rename(folder / "index.key")
     (folder / "kek-0001.key").chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0640 lets others read it; allowed is 0600"):
         Keyring(folder)
     (folder / "kek-0001.key").unlink()
     with pytest.raises(ConfigError, match="no key-encryption key"):
         Keyring(folder)
+
+
+def test_a_newer_key_that_others_may_read_is_refused_and_told_once_while_work_goes_on(ring: Ring) -> None:
+    told: list[str] = []
+    running = Vault(Keyring(ring.folder, told.append), TOPIC)
+    before = ring.outputs("ada", {"reason": "old"})
+    ring.rotate()
+    newer = ring.folder / "kek-0002.key"
+    newer.chmod(0o644)
+    (ring.folder / "kek-0001.key").chmod(0o640)  # in use already: what happens to the file now changes nothing
+    for one in ring.topic:
+        running.heed(one.key, one.value)
+    for subject in (b"ada", b"bob"):
+        writes: list[LogWrite] = []
+        running.data_key(subject, writes)
+        assert [decode_key(one) for one in writes] == ["kek-0001"]
+    (line,) = told
+    for part in (str(newer), "mode 0644", f"chmod 600 {newer}", "kek-0001 stays in use"):
+        assert part in line
+    with pytest.raises(KeyUnavailable, match="mode 0644 lets others read it"):
+        opened(Opener(ring.table(), running.cipher), before)
+    newer.chmod(0o600)
+    assert opened(Opener(ring.table(), running.cipher), before)["reason"] == "old"
+    assert running.cipher.current == "kek-0002"
+
+
+@pytest.mark.parametrize("content", [b"", b"not hexadecimal", b"00ff\n"])
+def test_a_newer_key_that_is_half_copied_is_refused_too(ring: Ring, content: bytes) -> None:
+    told: list[str] = []
+    running = Keyring(ring.folder, told.append)
+    newer = ring.folder / "kek-0002.key"
+    newer.write_bytes(content)
+    newer.chmod(0o600)
+    with pytest.raises(KeyUnavailable, match="is not used"):
+        running.digest("kek-0002", b"x")
+    assert len(told) == 1
+    assert running.current == "kek-0001"
+
+
+def test_only_numbered_keys_are_keys(ring: Ring) -> None:
+    """A copy that somebody keeps beside them would else be the current one: names sort after digits."""
+    copy = ring.folder / "kek-0001 copy.key"
+    copy.write_bytes((ring.folder / "kek-0001.key").read_bytes())
+    assert Keyring(ring.folder).current == "kek-0001"
+    assert ring.rotate().current == "kek-0002"
+
+
+def decode_key(write: LogWrite) -> str:
+    return msgspec.json.decode(write.value or b"", type=WrappedKey).kek

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from msgspec import Raw
+from structlog.testing import capture_logs
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.edge.observer import LogObserver
+from gpu_worker.facts import TopicMissing, WorkerCommand, WorkerEvent
 from gpu_worker.sim.engine import EngineScript
-from schemas.codec import decode_deadletter, decode_work
-from sie_stream.control import ReplicaFailed
+from schemas.codec import decode_deadletter, decode_work, encode_work
+from sie_stream.control import ReplicaFailed, ReplicaReady
 from sie_stream.edge.keyring import Keyring, create_keyring
+from sie_stream.ids import variant_unit
 from sie_stream.privacy.datakeys import KeyTable, shred_writes, shredded_now
 from sie_stream.privacy.forms import sealed_in
 from sie_stream.privacy.rules import WITHHELD
 from sie_stream.privacy.vault import Opener
+from sie_stream.records import LogWrite
 from tests.unit.privacy.kit import INPUTS, OUTPUTS, opened
 from tests.unit.worker.rig import INCARNATION, Rig, World, serving, work_item
+from topics.catalog import system_topics
 
 MARKED: dict[str, Any] = {
     "input_schema": Raw(json.dumps(INPUTS).encode()),
@@ -146,3 +155,104 @@ def test_outputs_that_are_no_text_fail_alone_where_only_inputs_are_marked(keyrin
     result = world.results()["r"]
     assert result.error is not None
     assert (result.status, result.error.code) == ("failed", "output_not_text")
+
+
+class Heard:
+    """Observes a worker."""
+
+    def __init__(self) -> None:
+        self.missing: list[TopicMissing] = []
+
+    def saw(self, events: Sequence[WorkerEvent], commands: Sequence[WorkerCommand]) -> None:
+        self.missing += [event for event in events if isinstance(event, TopicMissing)]
+
+
+def test_a_worker_that_waits_for_the_data_keys_says_so_now_and_then(keyring: Keyring) -> None:
+    world = World(cipher=keyring)
+    world.log.admin().delete([world.names.keys])
+    world.place(world.add_model("m"))
+    heard = Heard()
+    rig = Rig(world, script=EngineScript(answer=says_who), observers=(heard,))
+    _seconds(rig, 20)
+    (said,) = heard.missing
+    assert said.topic == "sie.keys"
+    assert "sie-stream topics apply" in said.advice
+    assert "SIE_STREAM_PII_KEYS" in said.advice
+    _seconds(rig, 20)
+    assert len(heard.missing) == 2
+    assert world.reports(ReplicaReady) == []
+    world.log.admin().ensure(system_topics(world.settings))
+    rig.run_until(lambda: world.reports(ReplicaReady))
+    _seconds(rig, 40)
+    assert len(heard.missing) == 2
+
+
+def _seconds(rig: Rig, seconds: int) -> None:
+    for _ in range(seconds * 10):
+        rig.host.run_turn()
+        rig.world.clock.advance(100)
+
+
+def test_the_log_of_a_worker_names_the_missing_topic_and_what_to_do() -> None:
+    with capture_logs() as lines:
+        LogObserver(structlog.stdlib.get_logger()).saw([TopicMissing("sie.keys", "run it")], [])
+    assert lines == [{"event": "topic_missing", "log_level": "warning", "topic": "sie.keys", "advice": "run it"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"), [(MARKED, b""), ({}, b"\x00garbage of Ada"), ({"output_schema": MARKED["output_schema"]}, b"")]
+)
+def test_work_that_nobody_can_read_is_kept_only_where_nothing_is_protected(
+    keyring: Keyring, changes: dict[str, Any], kept: bytes
+) -> None:
+    world, rig = serving(EngineScript(answer=says_who), cipher=keyring, **changes)
+    world.writer.write([LogWrite(world.names.work("m"), b"\x00garbage of Ada", b"k", 1)])
+    rig.run(50)
+    (record,) = world.log.visible(world.names.deadletter)
+    letter = decode_deadletter(record.value)
+    digest = sha256(b"\x00garbage of Ada").hexdigest()
+    assert (letter.original, letter.original_bytes, letter.original_sha256) == (kept, 15, digest)
+    assert (letter.source_topic, letter.source_partition, letter.source_offset) == ("sie.work.m", 1, 0)
+    assert (b"Ada" in everything_written(world)) is bool(kept)
+
+
+def test_it_is_not_kept_either_where_no_version_is_known(keyring: Keyring) -> None:
+    world = World(cipher=keyring)
+    rig = Rig(world)
+    world.add_model("m")
+    world.give("m", [1])
+    rig.run(20)
+    world.writer.write([LogWrite(world.names.work("m"), b"\x00garbage of Ada", b"k", 1)])
+    rig.run(50)
+    (record,) = world.log.visible(world.names.deadletter)
+    assert decode_deadletter(record.value).original == b""
+
+
+def test_answers_of_a_variant_are_opened_by_the_name_of_the_model(keyring: Keyring) -> None:
+    world, unit = World(cipher=keyring), variant_unit("m", "canary")
+    rig = Rig(world, script=EngineScript(answer=says_who))
+    world.place(world.add_model(unit, **MARKED))
+    rig.run(100)
+    world.give(unit, [1])
+    rig.run(20)
+    work = encode_work(work_item("r", variant="canary", inputs=ADA))
+    world.writer.write([LogWrite(world.names.work(unit), work, b"", 1)])
+    rig.run(50)
+    result = world.results()["r"]
+    assert (result.model, result.status) == ("m", "ok")
+    assert opened(Opener(key_table(world), keyring), result.outputs or b"")["reason"] == "it is Ada Lovelace"
+
+
+def test_protected_outputs_are_not_written_for_others_to_finish(keyring: Keyring) -> None:
+    """Declarations refuse that; what is placed all the same is not loaded."""
+    world, _ = serving(EngineScript(answer=says_who), cipher=keyring, fusion="pooled", **MARKED)
+    (failed,) = world.reports(ReplicaFailed)
+    assert isinstance(failed, ReplicaFailed)
+    assert (failed.code, "fusion = pooled" in failed.message) == ("stage2_refused", True)
+
+
+def test_a_dead_letter_does_not_keep_parameters_of_protected_requests(keyring: Keyring) -> None:
+    world, rig = serving(EngineScript(answer=says_who, kills={"poison"}), cipher=keyring, **MARKED)
+    world.send(work_item("poison", inputs=ADA, parameters=b'{"stop":["Ada"]}'))
+    rig.run_until(world.results)
+    assert b"Ada" not in everything_written(world)

@@ -15,6 +15,7 @@ from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.edge.stop import StopFlag
 from sie_stream.ids import TopicPartition
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.records import LogRecord
 from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Bounds, Span
@@ -58,7 +59,7 @@ def replayed(later: int) -> Report:
     tally, scratch = Tally(), Scratch()
     readers: Any = Shrinking(later)
     engines: Any = Idle()
-    protection = Protection(lambda: pytest.fail("no key is asked for"))
+    protection = Protection(lambda: pytest.fail("no key is asked for"), DeclaredOutputs(()))
     replay = Replay(
         readers, Settings(), VersionBook([]), Job(None, 0.0, Pace()), scratch, tally, None, StopFlag(), protection
     )

@@ -17,6 +17,7 @@ from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.stop import StopFlag
 from sie_stream.postprocess import stage2_of
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.records import LogRecord, WorkItem
 from sie_stream.replay.compare import Original
 from sie_stream.replay.pace import Pace
@@ -34,7 +35,7 @@ def answered(schema: dict[str, Any], changed: int = -1) -> Report:
     launch = msgspec.structs.replace(launch, output_schema=msgspec.Raw(msgspec.json.encode(schema)))
     target = Target(launch, EngineKey("cpu:0", "sim"), 1, stage2_of(1_000_000), 4, "sha256:w", "sim")
     tally, readers = Tally(), Any
-    protection = Protection(lambda: pytest.fail("no key is asked for"))
+    protection = Protection(lambda: pytest.fail("no key is asked for"), DeclaredOutputs(()))
     book, job, scratch = VersionBook([]), Job(None, 0.0, Pace()), Scratch()
     replay = Replay(readers, Settings(), book, job, scratch, tally, None, StopFlag(), protection)  # type: ignore[arg-type]
     outputs = [b'{"score":%.2f}' % score for score in SCORES]

@@ -15,6 +15,7 @@ from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.edge.stop import StopFlag
 from sie_stream.ids import TopicPartition
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.records import LogRecord, Result
 from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Span
@@ -44,7 +45,7 @@ class NoEngines:
 def first_pass(values: list[bytes | None], wanted: Callable[[Result], bool], needle: bytes) -> tuple[Scratch, Tally]:
     scratch, tally = Scratch(), Tally()
     job = Job(None, 0.0, Pace())
-    protection = Protection(lambda: pytest.fail("no key is asked for"))
+    protection = Protection(lambda: pytest.fail("no key is asked for"), DeclaredOutputs(()))
     readers: Any = Canned(values)
     replay = Replay(readers, Settings(), VersionBook([]), job, scratch, tally, None, StopFlag(), protection)
     choice = Choice("x", [], wanted, needle=needle)

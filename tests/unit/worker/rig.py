@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpu_worker.committer import InlineCommitter, TransactionRunner
-from gpu_worker.facts import Identity
+from gpu_worker.facts import Identity, WorkerCommand, WorkerEvent
 from gpu_worker.host import WorkerHost
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
@@ -22,6 +22,7 @@ from sie_stream.control import (
     ReplicaPlacement,
 )
 from sie_stream.ids import LANES, TopicPartition, instance_id
+from sie_stream.loop import Observer
 from sie_stream.ports import TopicSpec
 from sie_stream.postprocess import stage2_of
 from sie_stream.privacy.vault import Cipher, Vault
@@ -163,7 +164,13 @@ class World:
 class Rig:
     """One worker incarnation in a world."""
 
-    def __init__(self, world: World, incarnation: str = INCARNATION, script: EngineScript | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        incarnation: str = INCARNATION,
+        script: EngineScript | None = None,
+        observers: tuple[Observer[WorkerEvent, WorkerCommand], ...] = (),
+    ) -> None:
         self.world = world
         worker = incarnation.split("-")[0]
         settings, clock, names = world.settings, world.clock, world.names
@@ -199,6 +206,7 @@ class Rig:
             self.engines,
             clock,
             names,
+            observers,
         )
 
     def run(self, ms: int = 200) -> None:

@@ -1,0 +1,42 @@
+"""Finds out where results hold protected values: by the models in force, and by older declarations when it has to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Raw
+
+from schemas.codec import decode_row
+from sie_stream.cli.replaying.declared import declarations
+from sie_stream.control import ModelRow
+from sie_stream.edge.tables import latest_values
+from sie_stream.ids import TopicNames
+from sie_stream.ports import LogReader
+from sie_stream.privacy.declared import NO_SCHEMA, Declaration, DeclaredOutputs
+from sie_stream.replay.versions import Declared, VersionBook
+
+
+class _Spec(msgspec.Struct):
+    output_schema: Raw = Raw(NO_SCHEMA)
+
+
+def declared_outputs(reader: LogReader, names: TopicNames) -> DeclaredOutputs:
+    """Reads sie.models now, and sie.cluster once a version is asked for that is not in force."""
+
+    def history() -> Iterator[Declaration]:
+        yield from declared_in(VersionBook(declarations(reader, names)))
+
+    return DeclaredOutputs(_in_force(reader, names), history)
+
+
+def declared_in(book: VersionBook) -> Iterator[Declaration]:
+    for one in book.history:
+        if isinstance(one, Declared):
+            yield one.launch.model, one.launch.version, bytes(one.launch.output_schema)
+
+
+def _in_force(reader: LogReader, names: TopicNames) -> Iterator[Declaration]:
+    for value in latest_values(reader, names.models).values():
+        row = decode_row(value, ModelRow)
+        yield row.model, row.version, bytes(msgspec.json.decode(row.spec, type=_Spec).output_schema)
