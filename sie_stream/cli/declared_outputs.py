@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Raw
 
 from schemas.codec import decode_row
-from sie_stream.cli.replaying.declared import declarations
 from sie_stream.control import ModelRow
 from sie_stream.edge.tables import latest_values
 from sie_stream.ids import TopicNames
@@ -25,6 +24,8 @@ def declared_outputs(reader: LogReader, names: TopicNames) -> DeclaredOutputs:
     """Reads sie.models now, and sie.cluster once a version is asked for that is not in force."""
 
     def history() -> Iterator[Declaration]:
+        from sie_stream.cli.replaying.declared import declarations  # the scheduler's fold: a second, and rarely needed
+
         yield from declared_in(VersionBook(declarations(reader, names)))
 
     return DeclaredOutputs(_in_force(reader, names), history)
