@@ -17,6 +17,7 @@ from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
+from scheduler.actors import named, named_first
 from scheduler.gates import added, judge
 from scheduler.latency_gates import LatencyWindow, StableLatency, with_window
 from scheduler.verdicts import GateLimits, GateResult
@@ -29,7 +30,6 @@ STATS_LOST_MS = 12_000
 """Without a complete window for so long the statistics count as lost."""
 
 NO_STATISTICS = "no statistics"
-SOMEBODY = "somebody unnamed"
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
 Ending = Literal["completed", "rolled_back", "aborted", "refused"]
@@ -307,7 +307,7 @@ def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutStat
             return _end(state, "rolled_back", why, now_ms)
         held = f"{state.version_before} has no replica left to go back to, so it goes on in spite of {why}"
         return _hold(state, held)
-    why = f"Promoted by {state.promoted_by or SOMEBODY}." if state.forced else "All steps passed."
+    why = f"Promoted by {named(state.promoted_by)}." if state.forced else "All steps passed."
     done = ended(state, "completed", why, now_ms)
     return done, Said(
         "rollout_completed", f"{state.version} is the stable version.", "Its traffic would have two homes."
@@ -321,7 +321,7 @@ def paused(state: RolloutState, actor: str) -> RolloutState | None:
     """None: there is nothing to pause."""
     if state.phase not in ("loading", "serving") or state.paused:
         return None
-    return structs.replace(state, paused=actor or SOMEBODY)
+    return structs.replace(state, paused=named(actor))
 
 
 def resumed(state: RolloutState, now_ms: int) -> RolloutState | None:
@@ -333,8 +333,8 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
     if state.phase not in ("loading", "serving") or not seen.ready:
         return None
     last = len(state.plan.steps) - 1
-    by = structs.replace(state, forced=True, promoted_by=actor or SOMEBODY)
-    reason = f"{actor or 'Somebody unnamed'} promotes it."
+    by = structs.replace(state, forced=True, promoted_by=named(actor))
+    reason = f"{named_first(actor)} promotes it."
     if state.phase == "serving" and state.step == last and state.share == FULL:
         return _adopt(by, reason, now_ms)
     base = structs.replace(by, phase="serving", paused="", heard_ms=now_ms)

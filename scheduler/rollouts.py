@@ -9,6 +9,7 @@ import math
 
 from msgspec import structs
 
+from scheduler.actors import named, named_first
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
@@ -224,7 +225,7 @@ def rollout_order(step: Step, record: RolloutOrder) -> None:
 
 
 def _order(step: Step, model: ModelState, rollout: RolloutState, record: RolloutOrder) -> None:
-    actor = record.actor or "somebody unnamed"
+    actor = named(record.actor)
     after: RolloutState | None = None
     at = f"{rollout.share * 100 / FULL:g} % of the keys"
     said = Said("rollout_paused", f"Paused by {actor}: {rollout.version} stays at {at}; a breach still takes it back.")
@@ -264,7 +265,7 @@ def _undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
     step.decide(
         "rollout_undone",
         model.model,
-        f"{record.actor or 'Somebody unnamed'} takes {last.rollout} back: version {last.version_before} replaces "
+        f"{named_first(record.actor)} takes {last.rollout} back: version {last.version_before} replaces "
         f"{last.version}, its replicas are placed beside those of {last.version}.",
         chosen={"rollout": last.rollout, "version": last.version_before, "actor": record.actor},
         do_nothing=f"Version {last.version} would stay.",

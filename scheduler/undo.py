@@ -15,6 +15,7 @@ from collections import Counter
 
 from msgspec import Struct, structs
 
+from scheduler.actors import named_first
 from scheduler.evidence import came, memory_changes, seat
 from scheduler.offers import device_offers, wish_of
 from scheduler.placement import DeviceOffer, refusal
@@ -100,7 +101,7 @@ def undo_decision(step: Step, record: UndoDecision) -> None:
     step.decide(
         "placement_restored",
         ", ".join(item.model for item in plan.models),
-        f"{record.actor or 'Somebody unnamed'} takes back {record.decision}: the replicas it moved go back to where "
+        f"{named_first(record.actor)} takes back {record.decision}: the replicas it moved go back to where "
         f"they were. Those there now serve until the restored ones are ready.",
         chosen={"actor": record.actor, "undone": record.decision, "replicas": len(placed)},
         do_nothing="The placement would stay as it is.",
