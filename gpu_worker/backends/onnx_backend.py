@@ -19,13 +19,14 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 from gpu_worker.backends import filetype
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
 from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
-from gpu_worker.backends.tabular import KINDS, Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
+from gpu_worker.backends.tabular import Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
 from gpu_worker.backends.weights import local_source, only_file, verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
+from sie_stream.model_kinds import KINDS_OF_BACKEND
 from sie_stream.ports import Clock
 
-ADAPTERS = (*KINDS, "embedding", "file_type")
+ADAPTERS = KINDS_OF_BACKEND["onnx"]
 UNREADABLE = (Fail, InvalidGraph, InvalidProtobuf, NotImplementedByRuntime)
 
 

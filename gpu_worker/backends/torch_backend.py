@@ -30,9 +30,10 @@ from gpu_worker.backends.embedding import EmbeddingModel
 from gpu_worker.backends.weights import local_source, verified_digest, whole_number
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
+from sie_stream.model_kinds import KINDS_OF_BACKEND
 from sie_stream.ports import Clock
 
-KINDS = ("text_generation", "embedding")
+KINDS = KINDS_OF_BACKEND["torch"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DECLARED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What `preferred_precision` of a declaration calls them; as backend.config.precision they go before the dtype."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from sie_stream.input_schema import InputValidator, InvalidInput, compile_schema, schema_problems
-from sie_stream.problems import Problem, closest
+from sie_stream.model_kinds import KINDS_OF_BACKEND
+from sie_stream.problems import Problem, closest, shown
 from sie_stream.spec.model import SOURCE_SCHEMES, ModelSpec
 
 BASELINES_MIN = 3
@@ -36,7 +37,18 @@ def findings(spec: ModelSpec, backends: tuple[str, ...] | None) -> list[Finding]
         message = f"{spec.backend.name!r} is not an installed backend."
         guess = closest(spec.backend.name, backends)
         found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, guess))
+    elif backends is not None:
+        found += _kind(spec)
     return found
+
+
+def _kind(spec: ModelSpec) -> Iterator[Finding]:
+    """Only where the backend must be installed, too: what is on the log already stays valid, and fails to load."""
+    allowed, kind = KINDS_OF_BACKEND.get(spec.backend.name), spec.backend.config.get("kind")
+    if allowed is not None and kind is not None and kind not in allowed:
+        message = f"{shown(kind)} is not a kind of model that the backend {spec.backend.name} serves."
+        at = ("backend", "config")
+        yield Finding(at, kind, message, ("backend",), allowed, closest(str(kind), allowed), ".kind")
 
 
 def text_field(spec: ModelSpec) -> str | None:

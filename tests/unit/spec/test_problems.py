@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from sie_stream.errors import ConfigError, SieError
+from sie_stream.model_kinds import KINDS_OF_BACKEND
 from sie_stream.spec import Problem, SpecError, colliding, from_json, parse_documents, parse_object
 
 MINIMAL: dict[str, Any] = {"model_id": "churn", "version": "1.0", "source": "m.skops", "min_gpu_memory_mb": 64}
@@ -195,3 +197,22 @@ def test_declarations_of_one_file_must_go_together() -> None:
 def test_json_that_is_no_declaration(raw: bytes) -> None:
     with pytest.raises(SpecError):
         from_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "nearest"),
+    [("torch", "text-generation", "text_generation"), ("onnx", "filetype", "file_type"), ("sklearn", 3, None)],
+)
+def test_a_kind_of_model_that_the_backend_does_not_serve_is_told_before_anything_is_loaded(
+    backend: str, kind: object, nearest: str | None
+) -> None:
+    problem = only({"backend": {"name": backend, "config": {"kind": kind}}})
+    assert problem.path == "backend.config.kind"
+    assert problem.allowed == KINDS_OF_BACKEND[backend]
+    assert problem.nearest == nearest
+    spec = from_json(msgspec.json.encode(MINIMAL | {"backend": {"name": backend, "config": {"kind": kind}}}))
+    assert spec.backend.config == {"kind": kind}, "what is on the log already stays valid"
+
+
+def test_other_backends_decide_themselves_what_a_kind_is() -> None:
+    assert parse_object(MINIMAL | {"backend": {"name": "triton", "config": {"kind": "anything"}}})
