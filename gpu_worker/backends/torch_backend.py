@@ -105,5 +105,10 @@ def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Futur
     else:
         # Imported only now: transformers takes seconds.
         encoder = import_module("gpu_worker.backends.transformers_encoder").TransformersEncoder(source, dtype, device)
-    tokens_max = whole_number(launch.config, "max_tokens", 256)
-    return EmbeddingModel(encoder, tokens_max, encoder.pad_id, encoder.memory_bytes, digest.result())
+    if not 0 <= encoder.pad_id < encoder.vocabulary:
+        message = f"{file}: pad_token_id {encoder.pad_id} is not one of 0 to {encoder.vocabulary - 1}, its vocabulary."
+        raise ModelRefused("weights_unreadable", message)
+    tokens_max = min(whole_number(launch.config, "max_tokens", 256), encoder.positions)
+    return EmbeddingModel(
+        encoder, tokens_max, encoder.pad_id, encoder.memory_bytes, digest.result(), encoder.vocabulary
+    )
