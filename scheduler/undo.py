@@ -19,6 +19,7 @@ from scheduler.actors import named_first
 from scheduler.evidence import came, memory_changes, seat
 from scheduler.offers import device_offers, wish_of
 from scheduler.placement import DeviceOffer, refusal
+from scheduler.precision import precision_on
 from scheduler.seats import DeviceKey, Seat, devices_of, several, shown
 from scheduler.state import JOURNAL_MAX, ClusterState, ModelState, PlacementChange, ReplicaState
 from scheduler.step import Step
@@ -202,6 +203,7 @@ def _place(step: Step, model: ModelState, devices: tuple[DeviceOffer, ...]) -> R
         memory_bytes=model.launch.memory_bytes,
         placed_ms=step.now_ms,
         devices=several(tuple(offer.device for offer in devices)),
+        precision=precision_on(model.rules.precisions, devices[0].kind, devices[0].product),
     )
     model.replicas.append(replica)
     return replica

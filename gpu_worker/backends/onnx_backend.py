@@ -21,9 +21,9 @@ from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, Mod
 from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens, TokensRefused
 from gpu_worker.backends.tabular import Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
 from gpu_worker.backends.weights import local_source, only_file, verified_digest, whole_number
+from sie_stream.backend_facts import KINDS_OF_BACKEND
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
-from sie_stream.model_kinds import KINDS_OF_BACKEND
 from sie_stream.ports import Clock
 
 ADAPTERS = KINDS_OF_BACKEND["onnx"]

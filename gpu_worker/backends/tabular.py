@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, ModelRefused, failed
+from sie_stream.backend_facts import TABULAR_KINDS, TabularKind
 from sie_stream.errors import did_you_mean
-from sie_stream.model_kinds import TABULAR_KINDS, TabularKind
 
 Kind = TabularKind
 KINDS = TABULAR_KINDS

@@ -28,9 +28,9 @@ from gpu_worker.backends.bert import bert_shape, read_bert
 from gpu_worker.backends.decoder.loading import DecoderLoader
 from gpu_worker.backends.embedding import EmbeddingModel
 from gpu_worker.backends.weights import local_source, verified_digest, whole_number
+from sie_stream.backend_facts import KINDS_OF_BACKEND, PRECISIONS_OF_KIND
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
-from sie_stream.model_kinds import KINDS_OF_BACKEND
 from sie_stream.ports import Clock
 
 KINDS = KINDS_OF_BACKEND["torch"]
@@ -54,6 +54,7 @@ class TorchBackend:
         """The digest is taken beside the loading, which reads the same files. Raises ModelRefused."""
         source = local_source(launch.source)
         kind = _choice(launch, "kind", KINDS, "")
+        launch = in_chosen_precision(launch, kind)
         dtype = DTYPES[_choice(launch, "dtype", tuple(DTYPES), "float32")]
         dtype = DECLARED.get(str(launch.config.get("precision")), dtype)
         device = str(launch.config.get("device") or "cpu")
@@ -90,6 +91,36 @@ def _choice(launch: ModelLaunch, key: str, allowed: tuple[str, ...], default: st
             "invalid_model_config", f"backend.config.{key}: {value!r} is not one of {', '.join(allowed)}.{guess}"
         )
     return str(value)
+
+
+def in_chosen_precision(launch: ModelLaunch, kind: str) -> ModelLaunch:
+    """The launch with `config.precision` as the scheduler chose it.
+
+    Raises ModelRefused when config asks for another one, or when a model of this kind cannot be loaded in it.
+    """
+    given, chosen = launch.config.get("precision"), launch.precision
+    loads = PRECISIONS_OF_KIND["torch"][kind]
+    if not chosen:
+        if given is not None and kind == "embedding":
+            _choice(launch, "precision", (*loads, "dense"), "dense")
+        return launch  # decoder/loading.py looks at what others are given
+    if chosen not in loads:
+        raise ModelRefused(
+            "invalid_model_config",
+            f"preferred_precision: {chosen!r} was chosen, and models of kind {kind} are loaded in {', '.join(loads)}.",
+        )
+    dtype = launch.config.get("dtype")
+    if given not in (None, chosen):
+        key, value = "precision", given
+    elif given is None and chosen in DECLARED and DTYPES.get(str(dtype or ""), DECLARED[chosen]) != DECLARED[chosen]:
+        key, value = "dtype", dtype
+    else:
+        return msgspec.structs.replace(launch, config={**launch.config, "precision": chosen})
+    raise ModelRefused(
+        "invalid_model_config",
+        f"backend.config.{key}: {value!r}, but the replica was placed in {chosen!r}, of preferred_precision. Leave "
+        f"{key} out of backend.config, or let preferred_precision begin with what it says.",
+    )
 
 
 def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> EmbeddingModel:
