@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from msgspec import Raw, Struct, structs
@@ -128,6 +129,10 @@ class RolloutState(Struct, frozen=True):
             return self.plan.steps[0]
         return self.plan.steps[min(self.step + 1, len(self.plan.steps) - 1)]
 
+    def part_of(self, replicas: int) -> int:
+        """Replicas that the next share needs, where all keys have so many."""
+        return max(1, math.ceil(replicas * self.next_share / FULL))
+
 
 class Seen(Struct, frozen=True):
     """The cluster as far as this rollout is concerned."""
@@ -142,6 +147,8 @@ class Seen(Struct, frozen=True):
     """What golden requests found wrong; empty: nothing."""
     failure: str = ""
     """The last failure of a replica, for people."""
+    no_room: str = ""
+    """Why a replica of the new version has no place; empty: all have one."""
     deleted: bool = False
     """The model is being deleted."""
     adopted: bool = False
@@ -218,8 +225,8 @@ def _end(state: RolloutState, ending: Ending, why: str, now_ms: int) -> tuple[Ro
 
 def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
     if seen.ready < max(1, seen.wanted) or state.paused:
-        return state, None
-    base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms)
+        return _hold(state, _waits_for_room(seen)) if seen.no_room else (state, None)
+    base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms, holding="")
     if state.plan.shadow:
         reason = f"{seen.ready} replicas are ready and pass. It gets copies of all requests and answers none."
         return base, Said("rollout_shadowing", reason, "Nothing would be known of it.")
@@ -271,8 +278,13 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if last:
         return _adopt(state, f"All gates passed at {_share(state.share)}.", now_ms)
     if seen.ready < seen.wanted:
-        return _hold(state, f"the next step needs {seen.wanted} replicas, {seen.ready} are ready")
+        return _hold(state, _waits_for_room(seen))
     return _to_step(state, state.step + 1, f"{_numbers(state)}.", now_ms)
+
+
+def _waits_for_room(seen: Seen) -> str:
+    why = f": {seen.no_room}" if seen.no_room else ""
+    return f"the next step needs {max(1, seen.wanted)} replicas, {seen.ready} are ready{why}"
 
 
 def _breached(state: RolloutState) -> str:
