@@ -122,6 +122,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
         memory_bytes=chosen.wish.memory_bytes,
         placed_ms=step.now_ms,
         devices=several(chosen.devices),
+        precision=chosen.precision,
     )
     assert model.replica_at(replica.worker, replica.incarnation, replica.placement_epoch) is None, replica
     step.remember(model)
@@ -146,6 +147,7 @@ def _list_replica(step: Step, model: ModelState, chosen: Chosen, solver: SolverR
             "version": model.version,
             "placement_epoch": step.offset,
             "memory_bytes": chosen.wish.memory_bytes,
+            **({"precision": chosen.precision} if chosen.precision else {}),
             "free_bytes_before": chosen.free_bytes_before,
             "free_bytes_after": chosen.free_bytes_before - chosen.wish.memory_bytes,
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler.actors import named
 from scheduler.elastic import redeclare
 from scheduler.evidence import memory_changes, went
 from scheduler.launches import Accepted, accept, claimed_name
@@ -216,7 +217,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     step.decide(
         "model_deleting",
         model.model,
-        f"Asked for by {record.actor or 'somebody unnamed'}. New requests are answered unknown_model. {rest}",
+        f"Asked for by {named(record.actor)}. New requests are answered unknown_model. {rest}",
         chosen={
             "version": model.version,
             "linger_ms": DELETE_LINGER_MS,

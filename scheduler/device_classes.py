@@ -15,8 +15,8 @@ from sie_stream.topology.text import GIB, size_text
 
 DeviceKind = Literal["cuda", "mig", "cpu"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8")
-"""What the torch and ONNX backends compute on a CPU."""
+CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8", "int4")
+"""What the torch and ONNX backends compute on a CPU (int4 as weights only)."""
 BASE_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "int4")
 """What every CUDA device since Volta computes (int4 as weights only)."""
 

@@ -194,8 +194,9 @@ def redeclare(model: ModelState, scaling: ScalePolicy | None, declared: int) -> 
     It wakes a model that sleeps: whoever declares a version wants to see it ready.
     """
     grown = model.scaling is not None and scaling is not None
+    if model.scaling != scaling:
+        model.cramped_until_ms = 0  # with other bounds it may have room; with a fixed number nobody looks any more
     model.scaling = scaling
-    model.cramped_until_ms = 0  # with other bounds it may have room; with a fixed number nobody looks any more
     if scaling is None or not grown:
         model.replicas_wanted = declared
         model.scale_state = None

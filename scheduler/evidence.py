@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
+from scheduler.actors import named
 from scheduler.seats import devices_of, shown
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from sie_stream.control import (
@@ -58,7 +59,7 @@ def asked_by(record: ClusterRecord) -> str:
             | HoldTopic(actor=actor)
             | ReleaseTopic(actor=actor)
         ):
-            return actor or "somebody unnamed"
+            return named(actor)
         case VariantWindow():
             return record.reporter or "the statistics of results"
         case RoutesHeld():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from scheduler.actors import named
 from scheduler.step import VALUE_CHARS_MAX, Step, shortened
 from scheduler.worker_state import Hold
 from sie_stream.control import HoldTopic, ReleaseTopic
@@ -35,7 +36,7 @@ def _hold(step: Step, record: HoldTopic) -> None:
         step.decide(
             "topic_held",
             record.topic,
-            f"Held already, since {found.actor or 'somebody unnamed'} asked for it: {found.reason}",
+            f"Held already, since {named(found.actor)} asked for it: {found.reason}",
             chosen={"actor": found.actor, "since_ms": found.since_ms},
             facts=(step.fact(found.offset, "HoldTopic"),),
         )
@@ -46,7 +47,7 @@ def _hold(step: Step, record: HoldTopic) -> None:
     step.decide(
         "topic_held",
         record.topic,
-        f"Asked for by {actor or 'somebody unnamed'}: {reason}",
+        f"Asked for by {named(actor)}: {reason}",
         chosen={"actor": actor, "since_ms": step.now_ms},
         do_nothing="Its records would be removed when their time is over.",
     )
@@ -62,7 +63,7 @@ def _release(step: Step, record: ReleaseTopic) -> None:
     step.decide(
         "topic_released",
         record.topic,
-        f"Asked for by {actor or 'somebody unnamed'}. It was held for: {found.reason}",
+        f"Asked for by {named(actor)}. It was held for: {found.reason}",
         chosen={"actor": actor, "held_by": found.actor, "since_ms": found.since_ms},
         do_nothing="Nothing of it would ever be removed.",
         facts=(step.fact(found.offset, "HoldTopic"),),

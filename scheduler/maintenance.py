@@ -8,6 +8,7 @@ are `leaving`: each is replaced elsewhere, serves until its replacement is ready
 
 from __future__ import annotations
 
+from scheduler.actors import named
 from scheduler.state import ModelState
 from scheduler.step import Step
 from scheduler.worker_state import Cordon
@@ -27,7 +28,7 @@ def cordon_worker(step: Step, record: CordonWorker) -> None:
     step.decide(
         "worker_cordoned",
         record.worker,
-        f"Asked for by {record.actor or 'somebody unnamed'}: nothing new is placed there.",
+        f"Asked for by {named(record.actor)}: nothing new is placed there.",
         chosen={"actor": record.actor, **_held(step, record.worker)},
         do_nothing="The next replica might be placed there.",
     )
@@ -52,7 +53,7 @@ def drain_worker(step: Step, record: DrainWorker) -> None:
     step.decide(
         "worker_draining",
         record.worker,
-        f"Asked for by {record.actor or 'somebody unnamed'}: each replica serves until another is ready elsewhere.",
+        f"Asked for by {named(record.actor)}: each replica serves until another is ready elsewhere.",
         chosen={"actor": record.actor, **_held(step, record.worker)},
         do_nothing="A restart would interrupt what runs there.",
     )
@@ -72,7 +73,7 @@ def uncordon_worker(step: Step, record: UncordonWorker) -> None:
     step.decide(
         "worker_uncordoned",
         record.worker,
-        f"Asked for by {record.actor or 'somebody unnamed'}: replicas may be placed there again.",
+        f"Asked for by {named(record.actor)}: replicas may be placed there again.",
         chosen={"actor": record.actor, "was": cordon.phase, "for_ms": step.now_ms - cordon.since_ms},
         do_nothing="It would stay without new work.",
     )

@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from scheduler.precision import precision_on
 from scheduler.rules import PlacementRules
 from scheduler.seats import devices_of
 from scheduler.solver.classes import fold
@@ -117,6 +118,8 @@ class Chosen(Struct, frozen=True):
     """On the fullest of them."""
     rejected: tuple[str, ...]
     """Devices that were not taken, and why: one sentence per reason."""
+    precision: str = ""
+    """What its weights are to be loaded in; empty: what backend.config says."""
 
 
 class Unplaceable(Struct, frozen=True):
@@ -161,7 +164,9 @@ def place(problem: PlacementProblem) -> PlacementPlan:
         assert taken is not None, "a demand with a place has a seat"
         rejected = why_not_elsewhere(folded, ledger, number, taken)
         before = min(free[key] for key in keys)
-        chosen.append(Chosen(wish, seat.worker, offers[keys[0]].incarnation, seat.devices, before, rejected))
+        offer = offers[keys[0]]
+        precision = precision_on(wish.rules.precisions, offer.kind, offer.product)
+        chosen.append(Chosen(wish, seat.worker, offer.incarnation, seat.devices, before, rejected, precision))
         for key in keys:
             free[key] -= wish.memory_bytes
     return PlacementPlan(tuple(chosen), tuple(unplaceable), solver_run(plan))

@@ -20,6 +20,7 @@ from scheduler.move_plans import MovePlan, plan_room
 from scheduler.offers import device_offers, placement_problem, wish_of
 from scheduler.placement import Unplaceable, refusal
 from scheduler.plans import PlannedMove, PlanUnderWay, Purpose
+from scheduler.precision import precision_on
 from scheduler.seats import Seat, devices_of, several, shown
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
@@ -210,6 +211,7 @@ def _start_move(step: Step, plan: PlanUnderWay, move: PlannedMove) -> str:
         memory_bytes=model.launch.memory_bytes,
         placed_ms=step.now_ms,
         devices=several(move.target[1:]),
+        precision=precision_on(model.rules.precisions, found[0].kind, found[0].product),
     )
     model.replicas.append(replica)
     source.leaving, source.leaving_for, source.planned = True, plan.decision, True

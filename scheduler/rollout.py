@@ -13,10 +13,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
+from scheduler.actors import named, named_first
 from scheduler.gates import added, judge
 from scheduler.latency_gates import LatencyWindow, StableLatency, with_window
 from scheduler.verdicts import GateLimits, GateResult
@@ -29,7 +31,6 @@ STATS_LOST_MS = 12_000
 """Without a complete window for so long the statistics count as lost."""
 
 NO_STATISTICS = "no statistics"
-SOMEBODY = "somebody unnamed"
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
 Ending = Literal["completed", "rolled_back", "aborted", "refused"]
@@ -128,6 +129,10 @@ class RolloutState(Struct, frozen=True):
             return self.plan.steps[0]
         return self.plan.steps[min(self.step + 1, len(self.plan.steps) - 1)]
 
+    def part_of(self, replicas: int) -> int:
+        """Replicas that the next share needs, where all keys have so many."""
+        return max(1, math.ceil(replicas * self.next_share / FULL))
+
 
 class Seen(Struct, frozen=True):
     """The cluster as far as this rollout is concerned."""
@@ -142,6 +147,8 @@ class Seen(Struct, frozen=True):
     """What golden requests found wrong; empty: nothing."""
     failure: str = ""
     """The last failure of a replica, for people."""
+    no_room: str = ""
+    """Why a replica of the new version has no place; empty: all have one."""
     deleted: bool = False
     """The model is being deleted."""
     adopted: bool = False
@@ -218,8 +225,8 @@ def _end(state: RolloutState, ending: Ending, why: str, now_ms: int) -> tuple[Ro
 
 def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
     if seen.ready < max(1, seen.wanted) or state.paused:
-        return state, None
-    base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms)
+        return _hold(state, _waits_for_room(seen)) if seen.no_room else (state, None)
+    base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms, holding="")
     if state.plan.shadow:
         reason = f"{seen.ready} replicas are ready and pass. It gets copies of all requests and answers none."
         return base, Said("rollout_shadowing", reason, "Nothing would be known of it.")
@@ -271,8 +278,13 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if last:
         return _adopt(state, f"All gates passed at {_share(state.share)}.", now_ms)
     if seen.ready < seen.wanted:
-        return _hold(state, f"the next step needs {seen.wanted} replicas, {seen.ready} are ready")
+        return _hold(state, _waits_for_room(seen))
     return _to_step(state, state.step + 1, f"{_numbers(state)}.", now_ms)
+
+
+def _waits_for_room(seen: Seen) -> str:
+    why = f": {seen.no_room}" if seen.no_room else ""
+    return f"the next step needs {max(1, seen.wanted)} replicas, {seen.ready} are ready{why}"
 
 
 def _breached(state: RolloutState) -> str:
@@ -307,7 +319,7 @@ def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutStat
             return _end(state, "rolled_back", why, now_ms)
         held = f"{state.version_before} has no replica left to go back to, so it goes on in spite of {why}"
         return _hold(state, held)
-    why = f"Promoted by {state.promoted_by or SOMEBODY}." if state.forced else "All steps passed."
+    why = f"Promoted by {named(state.promoted_by)}." if state.forced else "All steps passed."
     done = ended(state, "completed", why, now_ms)
     return done, Said(
         "rollout_completed", f"{state.version} is the stable version.", "Its traffic would have two homes."
@@ -321,7 +333,7 @@ def paused(state: RolloutState, actor: str) -> RolloutState | None:
     """None: there is nothing to pause."""
     if state.phase not in ("loading", "serving") or state.paused:
         return None
-    return structs.replace(state, paused=actor or SOMEBODY)
+    return structs.replace(state, paused=named(actor))
 
 
 def resumed(state: RolloutState, now_ms: int) -> RolloutState | None:
@@ -333,8 +345,8 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
     if state.phase not in ("loading", "serving") or not seen.ready:
         return None
     last = len(state.plan.steps) - 1
-    by = structs.replace(state, forced=True, promoted_by=actor or SOMEBODY)
-    reason = f"{actor or 'Somebody unnamed'} promotes it."
+    by = structs.replace(state, forced=True, promoted_by=named(actor))
+    reason = f"{named_first(actor)} promotes it."
     if state.phase == "serving" and state.step == last and state.share == FULL:
         return _adopt(by, reason, now_ms)
     base = structs.replace(by, phase="serving", paused="", heard_ms=now_ms)

@@ -5,10 +5,9 @@ The decisions about one rollout are in rollout.py and gates.py; here they meet t
 
 from __future__ import annotations
 
-import math
-
 from msgspec import structs
 
+from scheduler.actors import named, named_first
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
@@ -182,7 +181,7 @@ def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, varian
     )
     model.rollouts[variant] = rollout
     step.state.rolling[model.model] = None
-    start_unit(step, model, variant, accepted, _wanted(model, rollout))
+    start_unit(step, model, variant, accepted, rollout.part_of(model.replicas_wanted))
     shares = " -> ".join(f"{share / 100:g}" for share in plan.steps)
     step.decide(
         "rollout_started",
@@ -199,10 +198,6 @@ def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, varian
         },
         do_nothing=f"Version {model.version} would go on alone.",
     )
-
-
-def _wanted(model: ModelState, rollout: RolloutState) -> int:
-    return max(1, math.ceil(model.replicas_wanted * rollout.next_share / FULL))
 
 
 # ---------------------------------------------------------------- what people order
@@ -224,7 +219,7 @@ def rollout_order(step: Step, record: RolloutOrder) -> None:
 
 
 def _order(step: Step, model: ModelState, rollout: RolloutState, record: RolloutOrder) -> None:
-    actor = record.actor or "somebody unnamed"
+    actor = named(record.actor)
     after: RolloutState | None = None
     at = f"{rollout.share * 100 / FULL:g} % of the keys"
     said = Said("rollout_paused", f"Paused by {actor}: {rollout.version} stays at {at}; a breach still takes it back.")
@@ -264,7 +259,7 @@ def _undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
     step.decide(
         "rollout_undone",
         model.model,
-        f"{record.actor or 'Somebody unnamed'} takes {last.rollout} back: version {last.version_before} replaces "
+        f"{named_first(record.actor)} takes {last.rollout} back: version {last.version_before} replaces "
         f"{last.version}, its replicas are placed beside those of {last.version}.",
         chosen={"rollout": last.rollout, "version": last.version_before, "actor": record.actor},
         do_nothing=f"Version {last.version} would stay.",
@@ -307,7 +302,7 @@ def follow_rollouts(step: Step) -> None:
 def _follow(step: Step, model: ModelState, rollout: RolloutState) -> None:
     unit = unit_of(step.state, model.model, rollout.variant)
     if unit is not None and rollout.phase != "adopting":
-        wanted = _wanted(model, rollout)
+        wanted = rollout.part_of(model.replicas_wanted)
         if unit.status == "accepted" and unit.replicas_wanted < wanted:
             unit.replicas_wanted = wanted
             step.look_at(unit)
@@ -323,9 +318,12 @@ def _seen(step: Step, model: ModelState, rollout: RolloutState) -> Seen:
     ready = [r for r in unit.present() if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
     loads = model if rollout.phase == "adopting" else unit
     message = loads.message
+    # A stable version that lacks replicas for want of room asks no more of the new one than it has itself.
+    has = len(model.present()) if model.unplaced else model.replicas_wanted
     return Seen(
         ready=len(ready) if unit.topic_ready else 0,
-        wanted=min(unit.replicas_wanted, _wanted(model, rollout)),
+        wanted=min(unit.replicas_wanted, rollout.part_of(has)),
+        no_room=" ".join(unit.unplaced).removesuffix("."),
         given_up=loads.failures > RETRIES_MAX,
         golden=message if loads.failures and f" {GOLDEN}: " in message else "",
         failure=message,

@@ -130,7 +130,7 @@ def placement_row(model: ModelState) -> PlacementRow:
             incarnation=replica.incarnation,
             device=replica.device,
             placement_epoch=replica.placement_epoch,
-            launch=model.launches[replica.generation],
+            launch=structs.replace(model.launches[replica.generation], precision=replica.precision),
             devices=replica.spans,
         )
         for replica in model.replicas

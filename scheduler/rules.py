@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from scheduler.precision import choices_of
 from scheduler.solver.model import Span, Toleration
 from sie_stream.spec import ModelSpec
 
@@ -28,6 +29,8 @@ class PlacementRules(Struct, frozen=True):
     """Models of one trunk may exchange KV; empty: with nobody. An adapter names its base (`BASE_PREFIX`)."""
     request_us: int = 0
     """Device time of one request in the largest declared baseline; 0: none is declared."""
+    precisions: tuple[str, ...] = ()
+    """What it may be loaded in, best first (see precision.py)."""
 
 
 def rules_of(spec: ModelSpec) -> PlacementRules:
@@ -41,6 +44,7 @@ def rules_of(spec: ModelSpec) -> PlacementRules:
         span=spec.tensor_parallel_over,
         trunk=_trunk(spec),
         request_us=_request_us(spec),
+        precisions=choices_of(spec),
     )
 
 

@@ -57,6 +57,8 @@ class ReplicaState(Struct):
     """That decision is a plan."""
     down: Down | None = None
     """Its engine ended, and it is not back yet. It keeps its partitions."""
+    precision: str = ""
+    """What its weights are loaded in; empty: what backend.config says."""
 
     @property
     def awaited(self) -> bool:

@@ -15,9 +15,11 @@ from collections import Counter
 
 from msgspec import Struct, structs
 
+from scheduler.actors import named_first
 from scheduler.evidence import came, memory_changes, seat
 from scheduler.offers import device_offers, wish_of
 from scheduler.placement import DeviceOffer, refusal
+from scheduler.precision import precision_on
 from scheduler.seats import DeviceKey, Seat, devices_of, several, shown
 from scheduler.state import JOURNAL_MAX, ClusterState, ModelState, PlacementChange, ReplicaState
 from scheduler.step import Step
@@ -100,7 +102,7 @@ def undo_decision(step: Step, record: UndoDecision) -> None:
     step.decide(
         "placement_restored",
         ", ".join(item.model for item in plan.models),
-        f"{record.actor or 'Somebody unnamed'} takes back {record.decision}: the replicas it moved go back to where "
+        f"{named_first(record.actor)} takes back {record.decision}: the replicas it moved go back to where "
         f"they were. Those there now serve until the restored ones are ready.",
         chosen={"actor": record.actor, "undone": record.decision, "replicas": len(placed)},
         do_nothing="The placement would stay as it is.",
@@ -201,6 +203,7 @@ def _place(step: Step, model: ModelState, devices: tuple[DeviceOffer, ...]) -> R
         memory_bytes=model.launch.memory_bytes,
         placed_ms=step.now_ms,
         devices=several(tuple(offer.device for offer in devices)),
+        precision=precision_on(model.rules.precisions, devices[0].kind, devices[0].product),
     )
     model.replicas.append(replica)
     return replica

@@ -115,6 +115,7 @@ def start_unit(step: Step, model: ModelState, variant: str, accepted: Accepted, 
         unit = new_model(step, own)
     else:
         new_generation(step, unit, own)
+    unit.cramped_until_ms = model.cramped_until_ms  # it gets a part of the same keys: as much for each replica
     _applied(step, unit)
     return unit
 

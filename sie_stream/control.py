@@ -239,6 +239,8 @@ class ModelLaunch(Struct, frozen=True):
     """Devices that one replica spans."""
     privacy_subject: str = ""
     """The input that names the data subject; empty: the session, record key or id of the request."""
+    precision: str = ""
+    """What the scheduler chose of `preferred_precision` for this replica; empty: `config` alone decides."""
 
 
 class ModelRow(Struct, frozen=True):

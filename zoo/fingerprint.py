@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_worker.backends.weights import NETWORK_FILES
 from zoo.recipes import Recipe
 from zoo.weights import pins
 
@@ -34,7 +35,8 @@ class Built(msgspec.Struct, frozen=True):
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Digest of everything that decides the content of a model folder, except the backends that answer for it."""
+    """Digest of everything that decides the content of a model folder, except the backends that answer for it: of
+    those only counts which files beside the weights the declared digest covers."""
     pinned = pins()
     parts = {
         "recipe": msgspec.structs.replace(recipe, cost=0),
@@ -43,6 +45,8 @@ def fingerprint(recipe: Recipe) -> str:
         "libraries": library_versions(CLASSICAL if recipe.builder == "classical" else PRETRAINED),
         "machine": platform.machine(),
     }
+    if recipe.builder != "classical":
+        parts["digested"] = NETWORK_FILES  # another rule gives another digest in the declaration
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.linear import Linear, dense
 from gpu_worker.backends.embedding import Hidden, Tokens
-from gpu_worker.backends.tensors import Tensors, safetensors_of
+from gpu_worker.backends.tensors import Size, Tensors, safetensors_of, wrong_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -33,9 +33,11 @@ class BertShape(Struct, frozen=True):
 
     vocab_size: int
     hidden_size: int
+    intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
     max_position_embeddings: int
+    type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
     pad_token_id: int | None = 0
@@ -68,35 +70,40 @@ class Layer(Struct):
 class BertEncoder:
     """Weights and arithmetic. A function on arrays: (ids, mask), both (batch, tokens) -> (batch, tokens, width)."""
 
-    def __init__(self, shape: BertShape, read: Callable[[str], Tensor], dtype: torch.dtype, device: str) -> None:
+    def __init__(self, shape: BertShape, read: Callable[[str, Size], Tensor], dtype: torch.dtype, device: str) -> None:
         self.pad_id = shape.pad_token_id or 0
+        self.vocabulary = shape.vocab_size
+        self.positions = shape.max_position_embeddings
         self.memory_bytes = 0
         self._heads = shape.num_attention_heads
         self._activation = ACTIVATIONS[shape.hidden_act]
         self._device = device
 
-        def get(name: str) -> Tensor:
-            tensor = read(name).to(dtype=dtype, device=device, copy=True)
+        def get(name: str, *size: int) -> Tensor:
+            tensor = read(name, size).to(dtype=dtype, device=device, copy=True)
             self.memory_bytes += tensor.numel() * tensor.element_size()
             return tensor
 
-        def linear(*names: str) -> Linear:
-            weights = [get(f"{name}.weight") for name in names]
-            return dense(torch.cat(weights), torch.cat([get(f"{name}.bias") for name in names]))
+        width, wide = shape.hidden_size, shape.intermediate_size
+
+        def linear(*names: str, outs: int = width, ins: int = width) -> Linear:
+            weights = [get(f"{name}.weight", outs, ins) for name in names]
+            return dense(torch.cat(weights), torch.cat([get(f"{name}.bias", outs) for name in names]))
 
         def norm(name: str) -> Norm:
-            return Norm(get(f"{name}.weight"), get(f"{name}.bias"), shape.layer_norm_eps)
+            return Norm(get(f"{name}.weight", width), get(f"{name}.bias", width), shape.layer_norm_eps)
 
-        self._words = get("embeddings.word_embeddings.weight")
-        self._places = get("embeddings.position_embeddings.weight") + get("embeddings.token_type_embeddings.weight")[0]
+        self._words = get("embeddings.word_embeddings.weight", shape.vocab_size, width)
+        kinds = get("embeddings.token_type_embeddings.weight", shape.type_vocab_size, width)
+        self._places = get("embeddings.position_embeddings.weight", shape.max_position_embeddings, width) + kinds[0]
         self._norm = norm("embeddings.LayerNorm")
         self._layers = [
             Layer(
                 qkv=linear(*(f"{at}.attention.self.{name}" for name in ("query", "key", "value"))),
                 attended=linear(f"{at}.attention.output.dense"),
                 attended_norm=norm(f"{at}.attention.output.LayerNorm"),
-                inner=linear(f"{at}.intermediate.dense"),
-                outer=linear(f"{at}.output.dense"),
+                inner=linear(f"{at}.intermediate.dense", outs=wide),
+                outer=linear(f"{at}.output.dense", ins=wide),
                 outer_norm=norm(f"{at}.output.LayerNorm"),
             )
             for at in (f"encoder.layer.{number}" for number in range(shape.num_hidden_layers))
@@ -124,6 +131,9 @@ def bert_shape(content: dict[str, Any]) -> BertShape | None:
         shape = msgspec.convert(content, BertShape)
     except msgspec.ValidationError as error:
         raise ModelRefused("weights_unreadable", f"config.json: {error}") from error
+    if shape.hidden_size % shape.num_attention_heads:
+        message = f"hidden_size {shape.hidden_size} does not divide over {shape.num_attention_heads} attention heads"
+        raise ModelRefused("weights_unreadable", f"config.json: {message}.")
     plain = shape.position_embedding_type == "absolute" and not shape.is_decoder and shape.hidden_act in ACTIVATIONS
     return shape if plain else None
 
@@ -131,11 +141,21 @@ def bert_shape(content: dict[str, Any]) -> BertShape | None:
 def read_bert(shape: BertShape, source: Path, dtype: torch.dtype, device: str) -> BertEncoder:
     """Raises ModelRefused."""
     with safetensors_of(source) as tensors:
-        return BertEncoder(shape, lambda name: _found(tensors, name), dtype, device)
+        return BertEncoder(shape, lambda name, size: _found(tensors, name, size), dtype, device)
 
 
-def _found(tensors: Tensors, name: str) -> Tensor:
-    """By today's name, or as older files have it: inside a larger model, and norms with gamma and beta."""
+def _found(tensors: Tensors, name: str, size: Size) -> Tensor:
+    """By today's name, or as older files have it: inside a larger model, and norms with gamma and beta.
+
+    Raises ModelRefused for one of another size.
+    """
+    tensor = _by_any_name(tensors, name)
+    if tensor.shape != size:
+        raise wrong_size(tensors.source, name, tensor, size)
+    return tensor
+
+
+def _by_any_name(tensors: Tensors, name: str) -> Tensor:
     old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     for variant in (f"bert.{name}", old, f"bert.{old}"):
         if variant in tensors:

@@ -25,17 +25,36 @@ DECIMALS = 7
 """Digits after the point in the answer: float32 holds no more of a unit vector, and the record is half as long."""
 
 
+WRONG_TOKENIZER = "another model's tokenizer was used; declare the one that belongs to these weights."
+
+
 class Embedding(msgspec.Struct, frozen=True, gc=False):
     """The `outputs` object."""
 
     embedding: list[float]
 
 
-class EmbeddingModel:
-    """A loaded embedder: any `forward` between padding and pooling. Implements LoadedModel."""
+class TokensRefused(Exception):
+    """Raised by a `forward` whose network says itself that an id, or a position, is none of its tables."""
 
-    def __init__(self, forward: Forward, tokens_max: int, pad_id: int, memory_bytes: int, weights_digest: str) -> None:
+
+class EmbeddingModel:
+    """A loaded embedder: any `forward` between padding and pooling. Implements LoadedModel.
+
+    vocabulary: ids are below it; None: only the network knows, and `forward` raises TokensRefused.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        tokens_max: int,
+        pad_id: int,
+        memory_bytes: int,
+        weights_digest: str,
+        vocabulary: int | None = None,
+    ) -> None:
         self._forward = forward
+        self._vocabulary = vocabulary
         self._tokens_max = tokens_max
         self._pad_id = pad_id
         self._encode = msgspec.json.Encoder().encode
@@ -49,7 +68,7 @@ class EmbeddingModel:
         served: dict[int, EngineOutput] = {}
         for start in range(0, len(order), GROUP):
             group = order[start : start + GROUP]
-            served.update(zip(group, self._embed([usable[place] for place in group]), strict=True))
+            served.update(zip(group, self._answered([usable[place] for place in group]), strict=True))
         answers = iter(served[place] for place in range(len(usable)))
         return [next(answers) if problem is None else problem for problem in problems]
 
@@ -59,7 +78,23 @@ class EmbeddingModel:
         if len(item.token_ids) > self._tokens_max:
             message = f"{len(item.token_ids)} tokens, but the model reads at most {self._tokens_max}."
             return failed(item, "context_length_exceeded", message)
+        # A negative id would count from the end of the table.
+        least, most = min(item.token_ids), max(item.token_ids)
+        if least < 0 or (self._vocabulary is not None and most >= self._vocabulary):
+            size = "" if self._vocabulary is None else f" of {self._vocabulary}"
+            message = f"token id {least if least < 0 else most} lies outside the vocabulary{size}: {WRONG_TOKENIZER}"
+            return failed(item, "invalid_input", message)
         return None
+
+    def _answered(self, items: Sequence[EngineInput]) -> list[EngineOutput]:
+        """One that the network refuses fails alone."""
+        try:
+            return self._embed(items)
+        except TokensRefused as refused:
+            if len(items) > 1:
+                return [answer for item in items for answer in self._answered([item])]
+            message = f"a token id, or the number of tokens, is too large for the network: {WRONG_TOKENIZER} {refused}"
+            return [failed(items[0], "invalid_input", message)]
 
     def _embed(self, items: Sequence[EngineInput]) -> list[EngineOutput]:
         ids, mask = padded([item.token_ids or [] for item in items], self._pad_id)

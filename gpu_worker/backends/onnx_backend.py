@@ -13,19 +13,20 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, InvalidProtobuf
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 
 from gpu_worker.backends import filetype
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
-from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens
-from gpu_worker.backends.tabular import KINDS, Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
+from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens, TokensRefused
+from gpu_worker.backends.tabular import Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
 from gpu_worker.backends.weights import local_source, only_file, verified_digest, whole_number
+from sie_stream.backend_facts import KINDS_OF_BACKEND
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
 from sie_stream.ports import Clock
 
-ADAPTERS = (*KINDS, "embedding", "file_type")
+ADAPTERS = KINDS_OF_BACKEND["onnx"]
 UNREADABLE = (Fail, InvalidGraph, InvalidProtobuf, NotImplementedByRuntime)
 
 
@@ -98,12 +99,15 @@ def tabular_predictor(session: onnxruntime.InferenceSession, kind: Kind) -> Pred
 
 
 def hidden_states(session: onnxruntime.InferenceSession) -> Forward:
-    """The encoder as a function."""
+    """The encoder as a function. Raises TokensRefused: a session does not tell how large its tables are."""
     inputs = {given.name for given in session.get_inputs()}
 
     def forward(ids: Tokens, mask: Tokens) -> Hidden:
         feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        return np.asarray(session.run(None, {name: feed[name] for name in feed if name in inputs})[0])
+        try:
+            return np.asarray(session.run(None, {name: feed[name] for name in feed if name in inputs})[0])
+        except InvalidArgument as error:  # how a Gather says that an index lies outside its table
+            raise TokensRefused(str(error)) from error
 
     return forward
 

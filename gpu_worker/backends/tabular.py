@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, ModelRefused, failed
+from sie_stream.backend_facts import TABULAR_KINDS, TabularKind
 from sie_stream.errors import did_you_mean
 
-Kind = Literal["classifier", "regressor", "anomaly"]
-KINDS: tuple[Kind, ...] = ("classifier", "regressor", "anomaly")
+Kind = TabularKind
+KINDS = TABULAR_KINDS
+
 Matrix = NDArray[np.float64]
 Predict = Callable[[Matrix], Matrix]
 """(rows, features) -> (rows, classes) probabilities, (rows, targets) values, or (rows, 1) anomaly scores."""

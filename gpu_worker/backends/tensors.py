@@ -12,6 +12,8 @@ from torch import Tensor
 
 from gpu_worker.backends.base import ModelRefused
 
+Size = tuple[int, ...]
+
 
 class Tensors:
     """What one model's files hold. A tensor may lie in the mapped file: copy what is to be kept."""
@@ -22,7 +24,7 @@ class Tensors:
         getters: Mapping[str, Callable[[], Tensor]],
         blocks: Mapping[str, Callable[[], Tensor | None]] | None = None,
     ) -> None:
-        self._source = source
+        self.source = source
         self._getters = getters
         self._blocks = blocks or {}
 
@@ -34,7 +36,7 @@ class Tensors:
         getter = self._getters.get(name)
         if getter is None:
             raise ModelRefused(
-                "weights_unreadable", f"{self._source} lacks tensors that its config.json promises: {name}."
+                "weights_unreadable", f"{self.source} lacks tensors that its config.json promises: {name}."
             )
         return getter()
 
@@ -42,6 +44,15 @@ class Tensors:
         """4-bit blocks as decoder/int4.py keeps them, if the file has the tensor in them."""
         getter = self._blocks.get(name)
         return None if getter is None else getter()
+
+
+def wrong_size(source: Path, name: str, tensor: Tensor, size: Size) -> ModelRefused:
+    """What to raise for a tensor that is not as large as its config says."""
+    return ModelRefused(
+        "weights_unreadable",
+        f"{source}: the size of {name} is {tuple(tensor.shape)}, and by its config.json {size}. The two are not of one "
+        "model, or the file is damaged: fetch it again.",
+    )
 
 
 @contextmanager

@@ -28,11 +28,12 @@ from gpu_worker.backends.bert import bert_shape, read_bert
 from gpu_worker.backends.decoder.loading import DecoderLoader
 from gpu_worker.backends.embedding import EmbeddingModel
 from gpu_worker.backends.weights import local_source, verified_digest, whole_number
+from sie_stream.backend_facts import KINDS_OF_BACKEND, PRECISIONS_OF_KIND
 from sie_stream.control import ModelLaunch
 from sie_stream.errors import did_you_mean
 from sie_stream.ports import Clock
 
-KINDS = ("text_generation", "embedding")
+KINDS = KINDS_OF_BACKEND["torch"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DECLARED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What `preferred_precision` of a declaration calls them; as backend.config.precision they go before the dtype."""
@@ -53,6 +54,7 @@ class TorchBackend:
         """The digest is taken beside the loading, which reads the same files. Raises ModelRefused."""
         source = local_source(launch.source)
         kind = _choice(launch, "kind", KINDS, "")
+        launch = in_chosen_precision(launch, kind)
         dtype = DTYPES[_choice(launch, "dtype", tuple(DTYPES), "float32")]
         dtype = DECLARED.get(str(launch.config.get("precision")), dtype)
         device = str(launch.config.get("device") or "cpu")
@@ -91,6 +93,36 @@ def _choice(launch: ModelLaunch, key: str, allowed: tuple[str, ...], default: st
     return str(value)
 
 
+def in_chosen_precision(launch: ModelLaunch, kind: str) -> ModelLaunch:
+    """The launch with `config.precision` as the scheduler chose it.
+
+    Raises ModelRefused when config asks for another one, or when a model of this kind cannot be loaded in it.
+    """
+    given, chosen = launch.config.get("precision"), launch.precision
+    loads = PRECISIONS_OF_KIND["torch"][kind]
+    if not chosen:
+        if given is not None and kind == "embedding":
+            _choice(launch, "precision", (*loads, "dense"), "dense")
+        return launch  # decoder/loading.py looks at what others are given
+    if chosen not in loads:
+        raise ModelRefused(
+            "invalid_model_config",
+            f"preferred_precision: {chosen!r} was chosen, and models of kind {kind} are loaded in {', '.join(loads)}.",
+        )
+    dtype = launch.config.get("dtype")
+    if given not in (None, chosen):
+        key, value = "precision", given
+    elif given is None and chosen in DECLARED and DTYPES.get(str(dtype or ""), DECLARED[chosen]) != DECLARED[chosen]:
+        key, value = "dtype", dtype
+    else:
+        return msgspec.structs.replace(launch, config={**launch.config, "precision": chosen})
+    raise ModelRefused(
+        "invalid_model_config",
+        f"backend.config.{key}: {value!r}, but the replica was placed in {chosen!r}, of preferred_precision. Leave "
+        f"{key} out of backend.config, or let preferred_precision begin with what it says.",
+    )
+
+
 def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> EmbeddingModel:
     source = local_source(launch.source)
     file = source / "config.json"
@@ -104,5 +136,10 @@ def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Futur
     else:
         # Imported only now: transformers takes seconds.
         encoder = import_module("gpu_worker.backends.transformers_encoder").TransformersEncoder(source, dtype, device)
-    tokens_max = whole_number(launch.config, "max_tokens", 256)
-    return EmbeddingModel(encoder, tokens_max, encoder.pad_id, encoder.memory_bytes, digest.result())
+    if not 0 <= encoder.pad_id < encoder.vocabulary:
+        message = f"{file}: pad_token_id {encoder.pad_id} is not one of 0 to {encoder.vocabulary - 1}, its vocabulary."
+        raise ModelRefused("weights_unreadable", message)
+    tokens_max = min(whole_number(launch.config, "max_tokens", 256), encoder.positions)
+    return EmbeddingModel(
+        encoder, tokens_max, encoder.pad_id, encoder.memory_bytes, digest.result(), encoder.vocabulary
+    )

@@ -4,6 +4,7 @@ library takes seconds to import."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -11,6 +12,11 @@ from transformers import AutoModel
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.embedding import Hidden, Tokens
+from gpu_worker.backends.tensors import fitting
+
+POSITIONS_UNKNOWN = 1 << 30
+"""Positions that are computed, not looked up, have no end."""
+COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer")
 
 
 class TransformersEncoder:
@@ -21,14 +27,15 @@ class TransformersEncoder:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         try:
-            model, report = AutoModel.from_pretrained(
-                source,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=dtype,
-                output_loading_info=True,
-            )
+            with fitting(source):
+                model, report = AutoModel.from_pretrained(
+                    source,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    dtype=dtype,
+                    output_loading_info=True,
+                )
         except (OSError, ValueError, TypeError) as error:
             raise ModelRefused("weights_unreadable", f"transformers cannot read {source}: {error}") from error
         missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
@@ -39,6 +46,8 @@ class TransformersEncoder:
             model.pooler = None  # answers are made of the hidden states; many files have no weights for it
         self._model = model.to(device).eval()
         self.pad_id: int = model.config.pad_token_id or 0
+        self.vocabulary: int = model.get_input_embeddings().num_embeddings
+        self.positions: int = positions_of(model.config)
         self.memory_bytes = sum(
             tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
         )
@@ -48,3 +57,9 @@ class TransformersEncoder:
         device = self._model.device
         out = self._model(input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device))
         return out.last_hidden_state.float().cpu().numpy()
+
+
+def positions_of(config: Any) -> int:
+    """Tokens that the network has positions for. RoBERTa and its kin count from the padding's id on."""
+    positions = getattr(config, "max_position_embeddings", None) or POSITIONS_UNKNOWN
+    return positions - ((config.pad_token_id or 0) + 1 if config.model_type in COUNT_FROM_PADDING else 0)

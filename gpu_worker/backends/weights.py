@@ -13,8 +13,9 @@ from pathlib import Path
 from gpu_worker.backends.base import ModelRefused
 
 WEIGHT_SUFFIXES = (".safetensors", ".skops", ".onnx", ".gguf")
-NETWORK_FILES = ("config.json",)
-"""Shapes and constants of a network: the same tensors under another config are another model."""
+NETWORK_FILES = ("config.json", "generation_config.json")
+"""Shapes and constants of a network, and the tokens that end its answers: the same tensors under another config are
+another model."""
 
 
 def local_source(source: str) -> Path:

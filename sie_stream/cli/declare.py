@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,14 @@ from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
 from sie_stream.rollout_records import STABLE
-from sie_stream.spec import ModelSpec, parse_documents, to_json
+from sie_stream.spec import KIND, ModelSpec, parse_documents, to_json
 
 SUFFIXES = (".yaml", ".yml", ".json")
-ANSWERS = (
-    "model_accepted", "model_rejected", "model_unchanged", "model_deleting", "delete_ignored", "rollout_started",
-)  # fmt: skip
+APPLY_ANSWERS = frozenset({"model_accepted", "model_rejected", "model_unchanged", "rollout_started"})
+DELETE_ANSWERS = frozenset({"model_deleting", "delete_ignored"})
+DECLARATION_BYTES_MAX = 1_000_000
+KIND_IN_YAML = re.compile(r"^(?:- )?kind\s*:", re.MULTILINE)
+API_VERSION_IN_JSON = re.compile(r'"apiVersion"\s*:\s*"')
 POLL_MS = 50
 
 
@@ -41,9 +44,13 @@ def load_specs(path: Path) -> list[tuple[ModelSpec, Path]]:
 
 
 def _is_declaration(path: Path) -> bool:
-    """In a folder of models, weights and tokenizers lie beside the declaration; they are not declarations."""
-    text = path.read_text(errors="replace") if path.stat().st_size < 1_000_000 else ""
-    return "kind: ModelService" in text or '"ModelService"' in text or "model_id" in text
+    """In a folder of models, weights and tokenizers lie beside the declaration; they are not declarations.
+
+    An object as Kubernetes has them counts whatever its kind: one that nobody knows is refused, for it may be misspelt.
+    """
+    text = path.read_text(errors="replace") if path.stat().st_size < DECLARATION_BYTES_MAX else ""
+    has_kind = API_VERSION_IN_JSON if path.suffix == ".json" else KIND_IN_YAML
+    return any(word in text for word in ("model_id", "modelId", KIND)) or has_kind.search(text) is not None
 
 
 def with_absolute_source(spec: ModelSpec, folder: Path) -> ModelSpec:
@@ -79,11 +86,12 @@ def declare(
     """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
     actor = getpass.getuser()
     records = [ApplyModel(msgspec.Raw(to_json(with_absolute_source(spec, folder))), actor) for spec, folder in specs]
-    return ask(connection, records, [spec.model_id for spec, _ in specs], of_kind(ANSWERS), timeout_s, tick)
+    return ask(connection, records, [spec.model_id for spec, _ in specs], of_kind(APPLY_ANSWERS), timeout_s, tick)
 
 
 def delete(connection: Connection, model: str, timeout_s: float, tick: Tick) -> Decision:
-    return ask(connection, [DeleteModel(model, getpass.getuser())], [model], of_kind(ANSWERS), timeout_s, tick)[0]
+    command = DeleteModel(model, getpass.getuser())
+    return ask(connection, [command], [model], of_kind(DELETE_ANSWERS), timeout_s, tick)[0]
 
 
 def rolls_out(answer: Decision) -> bool:

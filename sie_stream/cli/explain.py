@@ -106,12 +106,18 @@ def kv_side(model: ModelState, board: Board, now_ms: int) -> KvSide:
     return KvSide(
         model=model.model,
         backend=launch.backend,
-        options={name: str(value) for name, value in launch.config.items()},
+        options={name: str(value) for name, value in launch.config.items()} | _precision(model),
         weights=launch.weights_digest or launch.source,
         tokenizer=model.route.tokenizer_digest or launch.tokenizer,
         adapter=msgspec.json.encode(adapter).decode() if adapter else "",
         trunks=tuple((place, trunk) for place, trunk in trunks if trunk is not None),
     )
+
+
+def _precision(model: ModelState) -> dict[str, str]:
+    """What its replicas are loaded in; before there are any, what is preferred."""
+    chosen = [replica.precision for replica in model.present()] or [*model.rules.precisions[:1]]
+    return {"precision": chosen[0]} if chosen and chosen[0] else {}
 
 
 def _declared(state: ClusterState, model: str) -> ModelState:

@@ -30,10 +30,9 @@ from sie_stream.cli.output import (
     show_rows,
 )
 from sie_stream.cli.progress import progress_bars
-from sie_stream.cli.queued import fate, queued
+from sie_stream.cli.queued import fate, queued, topic_of
 from sie_stream.cli.workers import cluster_state, worker_rows
 from sie_stream.control import InstanceRow, ModelRow, PlacementRow, RouteRow
-from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError, did_you_mean
@@ -287,21 +286,22 @@ def delete(
     connection = Connection.open(bootstrap_servers)
     decision = delete_declared(connection, model, timeout_s, nothing)
     deleting = decision.kind == "model_deleting"
-    waiting = _queued(connection, decision) if deleting else None
+    topic = topic_of(decision, connection.settings.topics)
+    waiting = _queued(connection, topic) if deleting else None
     if output is OutputFormat.JSON:
         show_json({**msgspec.to_builtins(decision), "queued": waiting})
     else:
         console.print(f"{decision.subject}: {decision.kind}: {decision.reason}", highlight=False)
         if deleting:
-            console.print(fate(decision, waiting), highlight=False)
+            console.print(fate(decision, topic, waiting), highlight=False)
     if decision.kind == "delete_ignored":
         raise typer.Exit(1)
 
 
-def _queued(connection: Connection, deleting: Decision) -> int | None:
+def _queued(connection: Connection, topic: str) -> int | None:
     reader = connection.reader(connection.settings.topics.worker_group)
     try:
-        return queued(reader, str(deleting.chosen["topic_kept"]))
+        return queued(reader, topic)
     finally:
         reader.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sie_stream.decisions import Decision
 from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import FatalLogError, Retriable
-from sie_stream.ids import TopicPartition
+from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.offsets import OffsetLedger
 from sie_stream.ports import LogReader
 
@@ -39,15 +39,26 @@ def _counted(reader: LogReader, topic: str, timeout_s: float) -> int:
     return waiting
 
 
-def fate(deleting: Decision, waiting: int | None) -> str:
-    """What becomes of the requests that wait in the topic of a model that is being deleted, as one sentence."""
-    topic = deleting.chosen["topic_kept"]
+def topic_of(deleting: Decision, topics: TopicNames) -> str:
+    """Where requests for a model that is being deleted wait. Schedulers of older releases do not say it."""
+    return str(deleting.chosen.get("topic_kept") or topics.work(deleting.subject))
+
+
+def fate(deleting: Decision, topic: str, waiting: int | None) -> str:
+    """What becomes of the requests that wait in `topic` of a model that is being deleted, as one sentence."""
     if waiting == 0:
         return f"No request waits in {topic}."
     requests = "1 request" if waiting == 1 else f"{waiting or 'Not yet counted'} requests"
-    if deleting.chosen["worked_off"] == "yes":
+    worked_off = deleting.chosen.get("worked_off")
+    if worked_off == "yes":
         return f"{requests} in {topic}: answered before its replicas are unloaded."
-    return (
-        f"{requests} in {topic}: left without a result, as nobody serves them. They are answered when the model is "
-        f"applied again and loads, before the topic's retention ends; `sie-stream audit verify` counts them as open."
+    again = (
+        "answered when the model is applied again and loads, before the topic's retention ends; "
+        "`sie-stream audit verify` counts them as open."
     )
+    if worked_off is None:
+        return (
+            f"{requests} in {topic}: answered by the replicas it still has; without any, {again} "
+            "Whether it has any is not in the decision: the scheduler is of an older release."
+        )
+    return f"{requests} in {topic}: left without a result, as nobody serves them. They are {again}"

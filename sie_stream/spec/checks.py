@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from sie_stream.backend_facts import KINDS_OF_BACKEND, PRECISIONS_OF_KIND
 from sie_stream.input_schema import InputValidator, InvalidInput, compile_schema, schema_problems
-from sie_stream.problems import Problem, closest
+from sie_stream.problems import Problem, closest, shown
 from sie_stream.spec.model import SOURCE_SCHEMES, ModelSpec
 
 BASELINES_MIN = 3
@@ -36,7 +37,36 @@ def findings(spec: ModelSpec, backends: tuple[str, ...] | None) -> list[Finding]
         message = f"{spec.backend.name!r} is not an installed backend."
         guess = closest(spec.backend.name, backends)
         found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, guess))
+    elif backends is not None:
+        found += [*_kind(spec), *_precision(spec)]
     return found
+
+
+def _kind(spec: ModelSpec) -> Iterator[Finding]:
+    """Only where the backend must be installed, too: what is on the log already stays valid, and fails to load."""
+    allowed, kind = KINDS_OF_BACKEND.get(spec.backend.name), spec.backend.config.get("kind")
+    if allowed is not None and kind is not None and kind not in allowed:
+        message = f"{shown(kind)} is not a kind of model that the backend {spec.backend.name} serves."
+        at = ("backend", "config")
+        yield Finding(at, kind, message, ("backend",), allowed, closest(str(kind), allowed), ".kind")
+
+
+def _precision(spec: ModelSpec) -> Iterator[Finding]:
+    """What is preferred can be loaded, and is what backend.config names, if it names one."""
+    loads = PRECISIONS_OF_KIND.get(spec.backend.name, {}).get(str(spec.backend.config.get("kind")))
+    preferred, reads = spec.preferred_precision, ("backend", "preferred_precision")
+    if loads is None or not preferred:
+        return
+    if not any(one in loads for one in preferred):
+        message = f"the backend {spec.backend.name} loads a model of this kind in none of these."
+        yield Finding(("preferred_precision",), list(preferred), message, reads, loads)
+        return
+    given = spec.backend.config.get("precision")
+    if given is not None and given not in preferred:
+        message = f"{shown(given)} is none of preferred_precision: leave it out, or prefer it."
+        allowed = tuple(one for one in preferred if one in loads)
+        guess = closest(str(given), allowed)
+        yield Finding(("backend", "config"), given, message, reads, allowed, guess, ".precision")
 
 
 def text_field(spec: ModelSpec) -> str | None:

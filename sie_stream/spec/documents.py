@@ -16,6 +16,10 @@ VALUES_MAX = 100_000  # YAML aliases can make a short text hold billions of valu
 DEPTH_MAX = 64
 
 
+LISTS = ("List", "ModelServiceList")
+"""Kinds of objects whose `items` are documents."""
+
+
 class Document(NamedTuple):
     where: str
     body: object
@@ -118,7 +122,7 @@ def _unreadable(language: str, error: Exception, filename: str) -> Problem:
 def _items(body: object) -> list[object]:
     if isinstance(body, list):
         return body
-    if isinstance(body, Mapping) and body.get("kind") in ("List", "ModelServiceList"):
+    if isinstance(body, Mapping) and body.get("kind") in LISTS:
         items = body.get("items")
         return items if isinstance(items, list) else []
     return [body]

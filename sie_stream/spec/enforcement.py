@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sie_stream.backend_facts import PRECISIONS_OF_KIND
 from sie_stream.spec.model import ModelSpec
 
 # Add a field here in the change that makes it count.
@@ -24,6 +25,7 @@ def not_enforced(spec: ModelSpec) -> list[str]:
         name
         for name, info in ModelSpec.model_fields.items()
         if name not in ENFORCED
+        and not (name == "preferred_precision" and spec.backend.name in PRECISIONS_OF_KIND)
         and name not in INFORMATIVE
         and getattr(spec, name) != info.get_default(call_default_factory=True)
     ]

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import yaml
 
 from sie_stream.problems import Problem, shown, unknown_name, wrong_choice
+from sie_stream.spec.documents import LISTS
 from sie_stream.spec.model import ModelSpec, Part
 
 API_VERSION = "sie.lmsys.org/v1"
@@ -148,9 +149,7 @@ def canonical(document: object) -> Canonical:
     spec = document.get("spec", {})
     reader = _Reader(camel=not isinstance(spec, Mapping) or not any("_" in str(key) for key in spec))
     reader.envelope(document)
-    if document.get("kind") != KIND and any(
-        problem.path == "kind" and not problem.nearest for problem in reader.problems
-    ):
+    if any(problem.path == "kind" and problem.value and problem.nearest != KIND for problem in reader.problems):
         return Canonical(None, {}, "", False, reader.problems)
     if isinstance(spec, Mapping):
         reader.part(ModelSpec, spec, (), "spec", reader.body)
@@ -178,11 +177,11 @@ class _Reader:
         return Canonical(self.body, self.written, prefix, self.camel, self.problems)
 
     def envelope(self, document: Mapping[str, object]) -> None:
-        for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        for key, allowed in (("apiVersion", (API_VERSION,)), ("kind", (KIND, *LISTS))):
             if key not in document:
-                self.problems.append(Problem(key, "", "is missing.", (wanted,)))
-            elif document[key] != wanted:
-                self.problems.append(wrong_choice(key, document[key], (wanted,), key))
+                self.problems.append(Problem(key, "", "is missing.", allowed[:1]))
+            elif document[key] != allowed[0]:
+                self.problems.append(wrong_choice(key, document[key], allowed, key))
         known = ("apiVersion", "kind", "metadata", "spec", "status")
         self.problems.extend(unknown_name(key, key, known, "field") for key in document if key not in known)
 

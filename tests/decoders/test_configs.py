@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.config import DEFAULTS, FAMILIES, config_of, read_config
 from gpu_worker.backends.decoder.shape import shape_of
+from gpu_worker.backends.decoder.sizes import SizedTensors, sizes_of
+from gpu_worker.backends.tensors import Tensors
 from tests.decoders.families import SIZES, ask, load, prompts, save
+from tests.libraries.backends.misshapen import each_misshapen
 
 BARE = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "initializer_range")}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 40}
@@ -84,3 +88,30 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelRefused, match="cannot read"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied-biased", "qwen2", "qwen3", "phi3", "gemma2"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_tensor_of_another_size_is_refused_when_the_decoder_is_loaded(
+    family: str, precision: str, tmp_path: Path
+) -> None:
+    folder = save(tmp_path, family, num_hidden_layers=1)
+    for name in each_misshapen(folder / "model.safetensors"):
+        with pytest.raises(ModelRefused, match=rf"the size of {name} is .* by its config\.json") as refused:
+            load(folder, precision=precision)
+        assert refused.value.code == "weights_unreadable"
+    assert load(folder, precision=precision).run([ask("whole again", [5, 9], max_tokens=2)])[0].error_code is None
+
+
+def test_blocks_of_four_bits_of_another_size_are_refused(tmp_path: Path) -> None:
+    shape = shape_of(config_of({"model_type": "llama", **BARE, "num_key_value_heads": 2}, "here"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    outs, ins = sizes_of(shape)["mlp.up_proj"]
+    for rows, groups, fits in ((outs, ins // 32, True), (outs + 1, ins // 32, False), (outs, ins // 32 + 1, False)):
+        blocks = torch.zeros((rows, groups, 20), dtype=torch.uint8)
+        tensors = SizedTensors(Tensors(tmp_path, {}, {name: lambda blocks=blocks: blocks}), shape)
+        if fits:
+            assert tensors.blocks(name) is blocks
+        else:
+            with pytest.raises(ModelRefused, match=f"the size of {name}"):
+                tensors.blocks(name)

@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.torch_backend import TorchBackend
+from sie_stream.control import PlacementRow
 from sie_stream.trunks import own_bytes
 from tests.decoders.families import ask, load
 from tests.libraries.backends.launching import FixedClock, launch
+from tests.unit.scheduler.kit import Cluster, joined
 from zoo.texts import chats, sentences
 from zoo.weights import cache_folder, pins
 
@@ -165,3 +169,31 @@ def test_heads_over_the_real_trunk_answer_with_the_same_bits_from_a_shared_prefi
     assert all(model.reused_tokens == 0 for model in alone.values())
     trunk_bytes = max(together["lm"].parts.values())
     assert own_bytes(together["mean"].memory_bytes, together["mean"].parts, together["lm"].parts) < trunk_bytes / 100
+
+
+@pytest.mark.timeout(400)
+def test_a_replica_placed_in_int8_runs_in_int8() -> None:
+    """From the declaration of the zoo through the fold and the row that a worker reads to the loaded engine."""
+    declared = yaml.safe_load((SMOLLM2 / "model-spec.yaml").read_text())
+    declared["source"]["uri"] = str(SMOLLM2)
+    declared["preferred_precision"] = ["fp8", "int8", "fp32"]
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a", memory_mb=4_000))
+    cluster.apply(msgspec.json.encode(declared))
+    row = msgspec.json.encode(cluster.placement(declared["model_id"]))
+    [replica] = msgspec.json.decode(row, type=PlacementRow).replicas
+    assert "precision" not in replica.launch.config
+    model = TorchBackend(FixedClock()).load(replica.launch)
+    assert isinstance(model, DecoderModel)
+    golden = [json.loads(line) for line in (SMOLLM2 / "golden.jsonl").read_text().splitlines()]
+    asked = [ask(str(n), one["token_ids"], **one["parameters"]) for n, one in enumerate(golden)]
+    settings = {"kv_mb": 180, "context_tokens": 2048, "max_tokens": 48}
+    asked_for = load(SMOLLM2, precision="int8", **settings)
+    assert model.trunk == asked_for.trunk
+    assert [one.token_ids for one in model.run(asked)] == [one.token_ids for one in asked_for.run(asked)]
+    narrow, _ = likelihoods(model)
+    assert narrow == likelihoods(asked_for)[0]
+    dense = load(SMOLLM2, **settings)
+    assert narrow != likelihoods(dense)[0]
+    assert model.memory_bytes < dense.memory_bytes / 3

@@ -18,7 +18,7 @@ from gpu_worker.backends.decoder.int4 import Int4Linear
 from gpu_worker.backends.decoder.linear import PRECISIONS, Int8Linear, Linear, PackedLinear, dense
 from gpu_worker.backends.decoder.rope import rotate, rotation_tables
 from gpu_worker.backends.decoder.shape import DecoderShape
-from gpu_worker.backends.tensors import Tensors
+from gpu_worker.backends.decoder.sizes import SizedTensors
 
 Read = Callable[[str], Tensor]
 HEADS = ("lm", "embedding")
@@ -83,7 +83,7 @@ class DecoderNetwork:
     def __init__(
         self,
         shape: DecoderShape,
-        tensors: Tensors,
+        tensors: SizedTensors,
         dtype: torch.dtype,
         precision: str,
         device: str,
@@ -251,4 +251,4 @@ def read_network(
 ) -> DecoderNetwork:
     """Raises ModelRefused for a missing or misshapen tensor."""
     with files.tensors() as tensors:
-        return DecoderNetwork(shape, tensors, dtype, precision, device, head, donors or Donors())
+        return DecoderNetwork(shape, SizedTensors(tensors, shape), dtype, precision, device, head, donors or Donors())

@@ -111,6 +111,16 @@ def test_an_embedding_is_the_normalised_mean_over_real_tokens(backend: OnnxBacke
         assert answer.prompt_tokens == len(ids)
 
 
+@pytest.mark.parametrize("wrong", [len(TABLE), 1 << 40, -1])
+def test_a_token_that_is_none_of_the_network_s_fails_alone(wrong: int, backend: OnnxBackend, tmp_path: Path) -> None:
+    lookup_encoder(tmp_path)
+    model = backend.load(launch(tmp_path, "onnx", {"kind": "embedding", "max_tokens": 6}))
+    texts = [[1, 2], [3, wrong], [len(TABLE) - 1, 0]]
+    answers = model.run([row(str(place), {"text": "?"}, token_ids=ids) for place, ids in enumerate(texts)])
+    assert [answer.error_code for answer in answers] == [None, "invalid_input", None]
+    assert "another model's tokenizer" in (answers[1].error_message or "")
+
+
 def test_texts_without_tokens_or_with_too_many_fail_alone(backend: OnnxBackend, tmp_path: Path) -> None:
     lookup_encoder(tmp_path)
     model = backend.load(launch(tmp_path, "onnx", {"kind": "embedding", "max_tokens": 6}))

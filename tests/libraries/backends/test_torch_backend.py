@@ -29,6 +29,7 @@ from gpu_worker.backends.torch_backend import TorchBackend
 from gpu_worker.backends.weights import weights_digest
 from gpu_worker.decoding.parameters import Sampling
 from tests.libraries.backends.launching import FixedClock, launch, row
+from tests.libraries.backends.misshapen import each_misshapen, with_another_size
 
 VOCABULARY = 64
 STOP = 2
@@ -278,6 +279,63 @@ def test_an_encoder_without_a_tensor_is_refused(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(ModelRefused, match=r"lacks tensors.*layer\.1\.output\.dense"):
         embedded(tmp_path, TEXTS)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("wrong", [VOCABULARY, 1 << 40, -1])
+def test_a_token_that_is_none_of_the_encoder_s_fails_alone(family: str, wrong: int, tmp_path: Path) -> None:
+    if family == "bert":
+        network = bert(tmp_path)
+    else:
+        sizes = {"dim": 24, "hidden_dim": 32, "n_layers": 1, "n_heads": 3}
+        network = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes)).eval()
+        network.save_pretrained(tmp_path)
+    texts = [[5, 6], [7, wrong, 8], [VOCABULARY - 1, 0]]
+    _, answers = embedded(tmp_path, texts)
+    assert [answer.error_code for answer in answers] == [None, "invalid_input", None]
+    assert f"token id {wrong} lies outside the vocabulary of {VOCABULARY}" in (answers[1].error_message or "")
+    assert_embeds(network, texts, answers)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_text_has_no_more_tokens_than_the_network_has_positions(family: str, tmp_path: Path) -> None:
+    if family == "bert":
+        network = bert(tmp_path, max_position_embeddings=8)
+    else:  # counts positions from the padding's id on
+        config = RobertaConfig(**{**BERT, "max_position_embeddings": 10}, pad_token_id=1)
+        network = RobertaModel(config, add_pooling_layer=False).eval()
+        network.save_pretrained(tmp_path)
+    texts = [[5] * 8, [5] * 9]
+    _, answers = embedded(tmp_path, texts)
+    assert [answer.error_code for answer in answers] == [None, "context_length_exceeded"]
+    assert_embeds(network, texts, answers)
+
+
+def test_a_tensor_of_another_size_is_refused_when_the_encoder_is_loaded(tmp_path: Path) -> None:
+    bert(tmp_path)
+    for name in each_misshapen(tmp_path / "model.safetensors"):
+        with pytest.raises(ModelRefused, match=rf"the size of {name} is .* by its config\.json") as refused:
+            embedded(tmp_path, [])
+        assert refused.value.code == "weights_unreadable"
+
+
+def test_transformers_refusing_a_size_is_told_as_weights_that_do_not_fit(tmp_path: Path) -> None:
+    RobertaModel(RobertaConfig(**BERT), add_pooling_layer=False).save_pretrained(tmp_path)
+    with_another_size(tmp_path / "model.safetensors", "embeddings.LayerNorm.weight", 0)
+    with pytest.raises(ModelRefused) as refused:
+        embedded(tmp_path, [])
+    assert refused.value.code == "weights_unreadable"
+
+
+def test_other_stop_tokens_are_other_weights(language_model: Path, tmp_path: Path) -> None:
+    for file in language_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    digest = weights_digest(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": 9}))
+    with pytest.raises(ModelRefused) as refused:
+        TorchBackend(FixedClock()).load(launch(tmp_path, "torch", {"kind": "text_generation"}, digest))
+    assert refused.value.code == "weights_digest_mismatch"
 
 
 LOADS_BOTH = """

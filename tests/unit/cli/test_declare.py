@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
 from msgspec import Raw
 
 from scheduler.limits import RETRIES_MAX
-from sie_stream.cli.declare import awaited, is_given_up, is_ready, rolls_out, why_not
-from sie_stream.control import ApplyModel, InstanceRow
+from schemas.codec import encode_decision
+from sie_stream.cli.declare import awaited, declare, delete, is_given_up, is_ready, load_specs, rolls_out, why_not
+from sie_stream.control import ApplyModel, DeleteModel, InstanceRow
 from sie_stream.decisions import Decision
+from sie_stream.edge.connection import Connection
+from sie_stream.errors import ConfigError
+from sie_stream.ports import TopicSpec
+from sie_stream.records import LogWrite
+from sie_stream.settings import Settings
+from sie_stream.sim.log import SimLog
+from sie_stream.spec import parse_object
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, fail, running, spec_json
 from tests.unit.scheduler.rolling import Rolling
 from tests.unit.scheduler.test_sleep import asleep
@@ -90,3 +103,61 @@ def test_a_rollout_is_not_waited_for_nor_told_as_ready() -> None:
     assert awaited(again) == {}
     before = decisions(cluster.append(ApplyModel(rollout.spec_before)), "model_unchanged")
     assert list(awaited(before)) == ["churn"], "what serves is as declared, whatever becomes of the rollout"
+
+
+class Beside:
+    """A connection to a log on which the scheduler's answers to others come first."""
+
+    def __init__(self, *answers: Decision) -> None:
+        self.settings = Settings()
+        self._log = SimLog()
+        topics = self.settings.topics
+        self._log.admin().ensure([TopicSpec(topic, 1, {}) for topic in (topics.decisions, topics.cluster)])
+        self.reader, self.plain_writer = lambda: self._log.reader("tools"), self._log.plain_writer
+        self._answers = list(answers)
+
+    def tick(self) -> None:
+        """One answer for each look at the log."""
+        for answer in self._answers[:1]:
+            self.plain_writer().write([LogWrite(self.settings.topics.decisions, encode_decision(answer))])
+        del self._answers[:1]
+
+
+def test_apply_and_delete_of_one_model_take_no_answer_of_the_other() -> None:
+    cluster = running()
+    [accepted] = decisions(cluster.apply(spec_json(version="2.0.0")), "model_accepted")
+    [deleting] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
+    spec = parse_object(json.loads(spec_json(version="2.0.0")))
+    beside = Beside(deleting, accepted)
+    [answer] = declare(cast(Connection, beside), [(spec, Path())], 5, beside.tick)
+    assert answer.kind == "model_accepted"
+    beside = Beside(accepted, deleting)
+    assert delete(cast(Connection, beside), "churn", 5, beside.tick).kind == "model_deleting"
+
+
+OBJECT = {
+    "apiVersion": "sie.lmsys.org/v1",
+    "kind": "ModelServce",
+    "metadata": {"name": "a"},
+    "spec": {"version": "1", "source": "x", "minGpuMemoryMb": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", json.dumps(OBJECT)),
+        ("a.json", json.dumps(OBJECT, separators=(",", ":"))),
+        ("a.yaml", "apiVersion: sie.lmsys.org/v1\nkind: ModelServce\nmetadata: {name: a}\nspec: {version: '1'}\n"),
+        ("a.yml", "kind: ModelServce\nspec: {}\n"),
+    ],
+)
+def test_a_kind_nobody_knows_is_refused_also_in_a_folder_of_other_files(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "good.json").write_text(json.dumps(OBJECT | {"kind": "ModelService"}))
+    (tmp_path / "config.json").write_text('{"kind": "tokenizer", "model_type": "llama"}')
+    assert [spec.name for spec, _ in load_specs(tmp_path)] == ["a"]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_specs(tmp_path)
+    assert "'ModelServce' is not a known kind. Allowed: ModelService, List, ModelServiceList" in str(caught.value)
+    assert "Did you mean 'ModelService'?" in str(caught.value)

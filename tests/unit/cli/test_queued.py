@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sie_stream.cli.queued import fate, queued
+from msgspec import structs
+
+from sie_stream.cli.queued import fate, queued, topic_of
 from sie_stream.control import DeleteModel
 from sie_stream.errors import Retriable
-from sie_stream.ids import TopicPartition
+from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.offsets import OffsetLedger
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
@@ -50,17 +52,30 @@ def test_a_deletion_is_told_also_when_nobody_could_count_in_time() -> None:
     log.cluster.before = unreachable
     waiting = queued(log.reader(GROUP), TOPIC, timeout_s=0)
     [served] = decisions(running().append(DeleteModel("churn")), "model_deleting")
-    assert fate(served, waiting).startswith("Not yet counted requests in sie.work.churn: answered before")
+    assert fate(served, TOPIC, waiting).startswith("Not yet counted requests in sie.work.churn: answered before")
 
 
 def test_it_says_who_answers_them() -> None:
     waiting = queued(with_requests(0, 2).reader(GROUP), TOPIC)
     [served] = decisions(running().append(DeleteModel("churn")), "model_deleting")
-    assert fate(served, waiting) == "2 requests in sie.work.churn: answered before its replicas are unloaded."
-    assert fate(served, 0) == "No request waits in sie.work.churn."
+    assert fate(served, TOPIC, waiting) == "2 requests in sie.work.churn: answered before its replicas are unloaded."
+    assert fate(served, TOPIC, 0) == "No request waits in sie.work.churn."
+    assert topic_of(served, TopicNames()) == TOPIC
     cluster = Cluster()
     cluster.lead()
     cluster.append(joined("w0", "a"))
     cluster.apply(spec_json(memory_mb=5_000))
     [alone] = decisions(cluster.append(DeleteModel("churn")), "model_deleting")
-    assert fate(alone, 1).startswith("1 request in sie.work.churn: left without a result")
+    assert fate(alone, TOPIC, 1).startswith("1 request in sie.work.churn: left without a result")
+
+
+def test_a_scheduler_of_an_older_release_says_less() -> None:
+    [served] = decisions(running().append(DeleteModel("churn")), "model_deleting")
+    before_worked_off = structs.replace(served, chosen={"version": "1.0.0", "linger_ms": 5_000, "topic_kept": TOPIC})
+    before_topic_kept = structs.replace(served, chosen={"version": "1.0.0"})
+    for older in (before_worked_off, before_topic_kept):
+        assert topic_of(older, TopicNames()) == TOPIC
+        said = fate(older, TOPIC, 2)
+        assert said.startswith("2 requests in sie.work.churn: answered by the replicas it still has; without any")
+        assert "of an older release" in said
+        assert fate(older, TOPIC, 0) == "No request waits in sie.work.churn."

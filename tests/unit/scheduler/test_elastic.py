@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from scheduler.busy import MOST
-from scheduler.elastic import CRAMPED_MS, EVERY_MS
+from scheduler.elastic import CRAMPED_MS, EVERY_MS, redeclare
 from scheduler.offers import wish_of
 from scheduler.state import NEVER_MS
 from sie_stream.control import ReplicaReady, SchedulerElected, WorkerLoad
@@ -140,3 +140,13 @@ def test_places_are_looked_at_soon_for_a_model_with_a_queue_that_may_not_grow() 
     assert looks_for_one_that_lacks("always", 100)
     assert not looks_for_one_that_lacks("always", 2_000), "no more wait than are worked on"
     assert not looks_for_one_that_lacks("never", 100)
+
+
+def test_a_new_version_with_the_same_bounds_has_no_more_room_than_the_one_before() -> None:
+    model = running().model()
+    model.cramped_until_ms = 7
+    bounds = model.scaling
+    redeclare(model, bounds, 1)
+    assert model.cramped_until_ms == 7
+    redeclare(model, None, 1)
+    assert model.cramped_until_ms == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from sie_stream.backend_facts import KINDS_OF_BACKEND
 from sie_stream.errors import ConfigError, SieError
 from sie_stream.spec import Problem, SpecError, colliding, from_json, parse_documents, parse_object
 
@@ -195,3 +197,39 @@ def test_declarations_of_one_file_must_go_together() -> None:
 def test_json_that_is_no_declaration(raw: bytes) -> None:
     with pytest.raises(SpecError):
         from_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "nearest"),
+    [("torch", "text-generation", "text_generation"), ("onnx", "filetype", "file_type"), ("sklearn", 3, None)],
+)
+def test_a_kind_of_model_that_the_backend_does_not_serve_is_told_before_anything_is_loaded(
+    backend: str, kind: object, nearest: str | None
+) -> None:
+    problem = only({"backend": {"name": backend, "config": {"kind": kind}}})
+    assert problem.path == "backend.config.kind"
+    assert problem.allowed == KINDS_OF_BACKEND[backend]
+    assert problem.nearest == nearest
+    spec = from_json(msgspec.json.encode(MINIMAL | {"backend": {"name": backend, "config": {"kind": kind}}}))
+    assert spec.backend.config == {"kind": kind}, "what is on the log already stays valid"
+
+
+@pytest.mark.parametrize(
+    ("preferred", "config", "path", "allowed"),
+    [
+        (["int8"], {"kind": "embedding"}, "preferred_precision", ("fp32", "bf16", "fp16")),
+        (["fp8"], {"kind": "text_generation"}, "preferred_precision", ("fp32", "bf16", "fp16", "int8", "int4")),
+        (["fp8", "int8"], {"kind": "text_generation", "precision": "int4"}, "backend.config.precision", ("int8",)),
+    ],
+)
+def test_a_precision_that_no_engine_would_load_is_told_at_once(
+    preferred: list[str], config: dict, path: str, allowed: tuple[str, ...]
+) -> None:
+    problem = only({"preferred_precision": preferred, "backend": {"name": "torch", "config": config}})
+    assert (problem.path, problem.allowed) == (path, allowed)
+    given = {"kind": "text_generation", "precision": "int8"}
+    assert parse_object(MINIMAL | {"preferred_precision": ["int8"], "backend": {"name": "torch", "config": given}})
+
+
+def test_other_backends_decide_themselves_what_a_kind_is() -> None:
+    assert parse_object(MINIMAL | {"backend": {"name": "triton", "config": {"kind": "anything"}}})
