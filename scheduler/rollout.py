@@ -31,6 +31,8 @@ STATS_LOST_MS = 12_000
 """Without a complete window for so long the statistics count as lost."""
 
 NO_STATISTICS = "no statistics"
+SILENT = f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s"
+"""A version that hangs has no errors and no latencies: its last good ones prove nothing while the old one answers."""
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
 Ending = Literal["completed", "rolled_back", "aborted", "refused"]
@@ -112,7 +114,9 @@ class RolloutState(Struct, frozen=True):
     """End of the newest window of the new version."""
     stable_end_ms: int = 0
     heard_ms: int = 0
-    """Log time at which the newest complete window came."""
+    """Log time at which the newest complete window came, of either version."""
+    answered_ms: int = 0
+    """Log time at which the newest complete window of the new version came."""
     gates: tuple[GateResult, ...] = ()
     ending: Ending | None = None
     ended_ms: int = 0
@@ -272,6 +276,8 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if state.new.samples < state.plan.samples_min:
         found = f"{state.new.samples} of {state.plan.samples_min}"
         return _hold(state, f"too few samples of the new version: {found}", quiet=True)
+    if now_ms - state.answered_ms > STATS_LOST_MS:
+        return _hold(state, f"{SILENT}, and what it does with the requests it has is not known")
     unsure = [gate for gate in state.gates if gate.verdict == "unsure"]
     if unsure:
         return _hold(state, f"not sure yet: {', '.join(gate.gate for gate in unsure)}", quiet=True)
@@ -380,7 +386,7 @@ def add_window(state: RolloutState, window: VariantWindow, now_ms: int) -> Rollo
             stable_end_ms=window.end_ms,
             heard_ms=now_ms,
         )
-    moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms)
+    moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms, answered_ms=now_ms)
     if window.start_ms < state.step_ms and state.step > 0:
         return moved  # of the step before
     new = added(state.new, window.stats)

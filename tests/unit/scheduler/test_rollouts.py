@@ -158,6 +158,27 @@ def test_loss_of_statistics_holds_and_never_promotes() -> None:
     assert cluster.shares()["canary"] == 2_000
 
 
+@pytest.mark.parametrize("step", ["first", "last"])
+def test_a_version_that_fell_silent_is_not_promoted_by_what_it_answered_before(step: str) -> None:
+    """It hangs: it has no errors and no slow answers, and the stable version is heard of all the time."""
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "hold_ms": 20_000, "steps": [50, 100] if step == "first" else [100]})
+    cluster.make_ready(UNIT)
+    cluster.windows(1, new=answered(150))
+    share = cluster.shares()["canary"]
+    for _ in range(30):
+        start_ms = cluster.now_ms
+        cluster.wait(WINDOW_MS, ALIVE)
+        cluster.append(VariantWindow("churn", "stable", "1.0.0", start_ms, cluster.now_ms, True, answered(400)))
+    held = cluster.model().rollouts["canary"]
+    assert (held.phase, cluster.shares()["canary"]) == ("serving", share)
+    assert "no answer of it for 12 s" in held.holding
+    assert cluster.rollout_decisions()[-1] == "rollout_held"
+    assert cluster.rollout_decisions().count("rollout_held") == 1, "said once"
+    cluster.windows(1, new=answered(10))
+    assert cluster.rollout_decisions()[-1] == ("rollout_step" if step == "first" else "rollout_adopting")
+
+
 def test_a_pause_of_the_traffic_takes_no_samples_away() -> None:
     cluster = Rolling()
     cluster.roll()
