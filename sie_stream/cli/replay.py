@@ -47,7 +47,11 @@ GC_THRESHOLDS = (20_000, 20, 20)
 
 def replay(
     topic: Annotated[
-        str, typer.Option(help="sie.work.MODEL, sie.results, or a topic of requests. Default: the model's work topic.")
+        str,
+        typer.Option(
+            help="sie.work.MODEL, sie.results, or a topic of requests. Default: the model's work topic, and those of "
+            "its variants unless --from or --to is an offset."
+        ),
     ] = "",
     first: Annotated[
         str, typer.Option("--from", help="Offset (of each partition), 10m or 2h ago, or an ISO time.")

@@ -92,7 +92,7 @@ class Report(Struct, frozen=True):
     different: int
     causes: dict[str, int]
     unscored: dict[str, int]
-    """Ended without an engine then (expired, shed ...), which is a matter of that moment: not compared."""
+    """Nobody was answered from an engine then (expired, shed, copies for shadows ...): not compared."""
     models: tuple[ModelReport, ...]
     differences: tuple[Difference, ...]
     reasons: dict[str, int]

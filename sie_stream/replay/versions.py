@@ -12,12 +12,14 @@ from sie_stream.errors import ConfigError, did_you_mean
 
 
 class Declared(Struct, frozen=True):
-    """One ApplyModel on sie.cluster, as the scheduler understands it."""
+    """One ApplyModel or StartRollout on sie.cluster, as the scheduler understands it."""
 
     offset: int
     at_ms: int
     launch: ModelLaunch
     route: RouteRow
+    beside: bool = False
+    """A variant beside what serves: ingress goes on with the schemas and bindings of the version that was applied."""
 
 
 class Withdrawn(Struct, frozen=True):

@@ -64,7 +64,7 @@ def choose(readers: Readers, names: TopicNames, asked: Question, stop: StopFlag)
     if topic == names.results:
         return _by_results(readers, names, asked)
     if topic.startswith(names.work("")):
-        return _by_work(readers, names, asked, topic, stop)
+        return _by_work(readers, names, asked, [topic, *_topics_of_variants(readers, names, asked)], stop)
     return _by_source(readers, names, asked, topic, stop)
 
 
@@ -119,22 +119,33 @@ def _by_ids(readers: Readers, names: TopicNames, asked: Question) -> Choice:
     )
 
 
-def _by_work(readers: Readers, names: TopicNames, asked: Question, topic: str, stop: StopFlag) -> Choice:
-    places = readers.partitions(topic, asked.partitions)
+def _topics_of_variants(readers: Readers, names: TopicNames, asked: Question) -> list[str]:
+    """Work topics of the versions that took a part of the keys of --model. An offset, or the number of a partition,
+    is one of the model's own topic and says nothing about those."""
+    if asked.topic or asked.partitions or _is_offset(asked.first) or _is_offset(asked.until):
+        return []
+    begin = len(names.work(""))
+    topics = (topic for topic in readers.records.topics() if topic.startswith(names.work(asked.model)))
+    return [topic for topic in topics if base_of(topic[begin:]) == asked.model != topic[begin:]]
+
+
+def _by_work(readers: Readers, names: TopicNames, asked: Question, topics: Sequence[str], stop: StopFlag) -> Choice:
+    """`topics`: that of a model, and those of its variants."""
+    places = [place for topic in topics for place in readers.partitions(topic, asked.partitions)]
     work = readers.spans(
         places, limit(readers, places, "--from", asked.first), limit(readers, places, "--to", asked.until)
     )
-    ranges = {span.partition: (span.start - span.gone, span.end) for span in work}
+    ranges = {span.place: (span.start - span.gone, span.end) for span in work}
 
     def wanted(result: Result) -> bool:
         origin = result.provenance
-        if origin.work_topic != topic:
-            return False
-        first, until = ranges.get(origin.work_partition, (0, 0))
+        first, until = ranges.get(TopicPartition(origin.work_topic, origin.work_partition), (0, 0))
         return first <= origin.work_offset < until
 
     results = _results_of(readers, names, work, asked, stop)
-    return Choice(f"{topic}{_range(asked)}", results, wanted, work, needle=_bytes(topic))
+    title = f"{topics[0]}{f' and {len(topics) - 1} of variants' if len(topics) > 1 else ''}{_range(asked)}"
+    # The topics of variants begin with the name of the model's own.
+    return Choice(title, results, wanted, work, needle=_bytes(topics[0]))
 
 
 def _by_source(readers: Readers, names: TopicNames, asked: Question, topic: str, stop: StopFlag) -> Choice:

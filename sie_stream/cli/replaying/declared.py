@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from scheduler.launches import accept
 from schemas.codec import decode_cluster
 from schemas.wire import CodecError
-from sie_stream.commands import ApplyModel, DeleteModel
+from sie_stream.commands import ApplyModel, DeleteModel, StartRollout
 from sie_stream.edge.tables import read_to_end
 from sie_stream.ids import TopicNames
 from sie_stream.ports import LogReader
 from sie_stream.problems import SpecError
 from sie_stream.replay.versions import Declared, Withdrawn
 
-MARKS = (b"ApplyModel", b"DeleteModel")
+MARKS = (b"ApplyModel", b"DeleteModel", b"StartRollout")
 """Heartbeats and ticks are nearly everything on that topic: those are not decoded."""
 
 
@@ -28,9 +28,10 @@ def declarations(reader: LogReader, names: TopicNames) -> Iterator[Declared | Wi
             if isinstance(command, DeleteModel):
                 yield Withdrawn(record.timestamp_ms, command.model)
                 continue
-            if not isinstance(command, ApplyModel):
+            if not isinstance(command, ApplyModel | StartRollout):
                 continue
             accepted = accept(bytes(command.spec), names)
         except (CodecError, SpecError):
             continue
-        yield Declared(record.offset, record.timestamp_ms, accepted.launch, accepted.route)
+        beside = isinstance(command, StartRollout)
+        yield Declared(record.offset, record.timestamp_ms, accepted.launch, accepted.route, beside)

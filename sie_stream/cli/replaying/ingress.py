@@ -94,7 +94,8 @@ class IngressAgain:
     ) -> None:
         self._names = settings.topics
         self._machine = IngressMachine(settings, TokenizerStore(), lambda topic: True, schemas)
-        self._changes = [_change_of(one) for one in history if pinned is None or _model_of(one) != pinned.launch.model]
+        told = [one for one in history if not (isinstance(one, Declared) and one.beside)]
+        self._changes = [_change_of(one) for one in told if pinned is None or _model_of(one) != pinned.launch.model]
         if pinned is not None:
             self._changes.append(_Change(0, pinned.launch.model, without_quota(pinned.route)))
             self._changes.sort(key=lambda one: one.at_ms)

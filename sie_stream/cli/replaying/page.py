@@ -58,7 +58,7 @@ def _headline(report: Report) -> Iterable[str]:
     )
     if report.unscored:
         parts = ", ".join(f"{count} {escape(status)}" for status, count in report.unscored.items())
-        yield f"<p>Not compared, because they ended without an engine then: {parts}.</p>"
+        yield f"<p>Not compared, because nobody was answered from an engine then: {parts}.</p>"
 
 
 def _rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

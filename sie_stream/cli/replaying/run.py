@@ -34,11 +34,14 @@ from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Span, out_of_reach, segments
 from sie_stream.replay.report import Place, Tally
 from sie_stream.replay.versions import Declared, Unavailable, VersionBook
+from sie_stream.rollout_records import SHADOW
 from sie_stream.settings import Settings
 
 COMPARED = ("ok", "failed")
 HARMFUL = ("poison", "engine_timeout", "engine_died")
 """Inputs that no engine survived: tried again only on request, since they kill engines."""
+SHADOW_COPY = "copy for a shadow"
+"""Nobody was answered with what a shadow made of it; the request itself is on the work topic of its own variant."""
 PACE_STEP_S = 0.02
 PREPARED_MAX = 2
 ABSENT_LISTED = 50
@@ -201,6 +204,9 @@ class Replay:
                 work = decode_work(record.value)
             except CodecError as error:
                 self._tally.note(f"{place.topic}[{place.partition}] offset {record.offset}: no work item: {error}")
+                continue
+            if original is None and work.variant[:1] == SHADOW:
+                self._tally.not_scored(SHADOW_COPY)
                 continue
             if original is None:
                 why = "no terminal record: not finished yet, or written after the time that was looked at (--late)"

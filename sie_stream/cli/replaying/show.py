@@ -25,7 +25,7 @@ def show_report(report: Report) -> None:
     )
     if report.unscored:
         parts = ", ".join(f"{count} {status}" for status, count in report.unscored.items())
-        console.print(f"not compared, ended without an engine then: {parts}", highlight=False)
+        console.print(f"not compared, nobody was answered from an engine then: {parts}", highlight=False)
     _causes(report)
     _models(report.models)
     for model in report.models:

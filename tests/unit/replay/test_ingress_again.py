@@ -88,3 +88,12 @@ def test_bytes_that_are_no_request_are_refused_again() -> None:
     found = again().decide(record, original)
     assert found is not None
     assert (found.status, found.error_code) == ("rejected", "not_json")
+
+
+def test_a_variant_beside_what_serves_refuses_nothing() -> None:
+    beside = msgspec.structs.replace(declared(120, "1.1", 1_000), beside=True)
+    asked = IngressAgain(Settings(), (HISTORY[0], beside), None, RELEASED_TABLE)
+    record = request(7, 60)
+    found = asked.decide(record, kept(record, "out_of_range", 150))
+    assert found is not None
+    assert found.error_code == "out_of_range"
