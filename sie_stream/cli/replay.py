@@ -47,11 +47,7 @@ GC_THRESHOLDS = (20_000, 20, 20)
 
 def replay(
     topic: Annotated[
-        str,
-        typer.Option(
-            help="sie.work.MODEL, sie.results, or a topic of requests. Default: the model's work topic, and those of "
-            "its variants unless --from or --to is an offset."
-        ),
+        str, typer.Option(help="sie.work.MODEL, sie.results, a topic of requests. Default: what --model worked on.")
     ] = "",
     first: Annotated[
         str, typer.Option("--from", help="Offset (of each partition), 10m or 2h ago, or an ISO time.")
@@ -82,6 +78,7 @@ def replay(
     """Answer requests of the log again and compare with what was answered then.
 
     Reads only: it joins no group, commits nothing, and runs engines of its own at a lower priority.
+    --model alone covers its variants too, unless --from or --to is an offset: that is one of its own work topic.
     Ctrl-C stops it with a report of what was done so far, marked partial.
 
     \b
