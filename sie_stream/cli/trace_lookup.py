@@ -22,6 +22,7 @@ from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.partitioner import keyed_partition
 from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
+from sie_stream.rollout_records import SHADOW
 
 Place = tuple[TopicPartition, int]
 _DERIVED = re.compile(r"src:([a-zA-Z0-9._-]{1,249}):(\d{1,9}):(\d{1,18})(?::mi-[0-9a-f]+)?", re.ASCII)
@@ -69,6 +70,13 @@ class Routes:
         }
         return {(self._names.requests, ""): self._names.ingress_group, **bound}
 
+    def groups_of(self, topic: str, request_id: str) -> list[str]:
+        """Groups that have to come past a record before this request of it is routed: one for each model that reads
+        the topic, unless the id names the model."""
+        found = {instance: group for (read, instance), group in self.groups().items() if read == topic}
+        own = found.get(request_id.rpartition(":")[2])
+        return [own] if own else sorted(set(found.values()))
+
     @staticmethod
     def _reads(row: RouteRow, topic: str) -> bool:
         return bool(topic) and row.input_topic == topic and not row.input_bootstrap
@@ -101,11 +109,12 @@ def result_id(record: LogRecord) -> str:
 
 
 def work_id(record: LogRecord) -> str:
-    """Request id of a work record; empty for what is none."""
+    """Request id of a work record, with SHADOW before it for a copy that answers nobody; empty for what is none."""
     try:
-        return decode_work(record.value).request_id
+        work = decode_work(record.value)
     except CodecError:
         return ""
+    return SHADOW + work.request_id if work.variant[:1] == SHADOW else work.request_id
 
 
 def index_path(connection: Connection, cluster_id: str) -> Path:

@@ -40,6 +40,7 @@ from sie_stream.records import (
     header,
     request_decoder,
 )
+from sie_stream.rollout_records import SHADOW
 from sie_stream.tracing.batches import neighbours
 from sie_stream.tracing.evidence import ClusterFact, Evidence, Found, Source
 from sie_stream.tracing.story import telling, touches
@@ -156,7 +157,7 @@ class Collector:
             spans = _at_most(window(self._reader, places, begun - WORK_MS, until), WORK_RECORDS_MAX)
             holding = (record for record in read_spans(self._reader, spans) if needle in (record.value or b""))
             for record, work in decoded(holding, decode_work):
-                if work.request_id == request_id:
+                if work.request_id == request_id and work.variant[:1] != SHADOW:
                     return record, work
         return None, None
 
@@ -201,8 +202,10 @@ class Collector:
         ingress = work = None
         if evidence.sources:
             place = evidence.sources[0].at.place
-            committed = self._committed(self._names.ingress_group, place)
-            ingress = None if committed is None else committed.offset
+            groups = self._routes.groups_of(place.topic, evidence.request_id)
+            committed = [self._committed(group, place) for group in groups]
+            passed = [one.offset for one in committed if one is not None]
+            ingress = min(passed) if passed and len(passed) == len(groups) else None
         finished = False
         owner: PartitionPlacement | None = None
         if evidence.work is not None and evidence.work_at is not None:

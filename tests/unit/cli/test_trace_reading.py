@@ -7,15 +7,15 @@ from typing import cast
 
 import msgspec
 
-from schemas.codec import encode_cluster, encode_decision, encode_result, encode_row, encode_work
-from sie_stream.cli.trace_lookup import Routes
+from schemas.codec import decode_work, encode_cluster, encode_decision, encode_result, encode_row, encode_work
+from sie_stream.cli.trace_lookup import Routes, work_id
 from sie_stream.cli.trace_reading import Collector
 from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow, Tick
 from sie_stream.decisions import Decision, Move
 from sie_stream.edge.connection import Connection
 from sie_stream.ids import TopicPartition, variant_unit
 from sie_stream.ports import TopicSpec
-from sie_stream.records import InferenceRequest, LogWrite, Provenance, Result, Timings, Usage, WorkItem
+from sie_stream.records import CommittedOffset, InferenceRequest, LogWrite, Provenance, Result, Timings, Usage, WorkItem
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
 from sie_stream.tracing.evidence import Evidence
@@ -87,3 +87,50 @@ def test_the_placement_behind_an_answer_of_a_variant_is_that_of_the_variant() ->
     told = tell(found)
     assert not [note for note in told.notes if "not on sie.decisions" in note]
     assert told.model == "m"
+
+
+def test_the_copy_for_a_shadow_is_not_the_request() -> None:
+    log = canary_request()
+    [work] = log.visible(WORK)
+    copy = msgspec.structs.replace(decode_work(work.value), variant="~canary", version="3")
+    log.admin().ensure([TopicSpec(f"sie.work.{variant_unit('m', 'a')}", 1, {})])
+    row = PlacementRow(variant_unit("m", "a"), f"sie.work.{variant_unit('m', 'a')}", (), ())
+    log.plain_writer().write(
+        [
+            LogWrite("sie.placements", encode_row(row), key=row.model.encode()),
+            LogWrite(row.topic, encode_work(copy), partition=0),
+            LogWrite("sie.work.m", encode_work(copy), partition=0),
+        ]
+    )
+    found = collected(log, REQUEST)
+    assert found.work is not None
+    assert (found.work.variant, found.work.version) == ("canary", "2")
+    assert [work_id(record) for topic in ("sie.work.m", WORK) for record in log.visible(topic)] == ["~r1", "r1"]
+
+
+def test_a_request_of_a_bound_topic_waits_for_the_group_that_reads_it() -> None:
+    log = SimLog()
+    settings = Settings()
+    log.admin().ensure([*system_topics(settings), TopicSpec("orders", 1, {})])
+    route = msgspec.structs.replace(ROUTE, input_topic="orders", input_group="own", input_deserializer="json")
+    log.plain_writer().write(
+        [LogWrite("sie.routes", encode_row(route), key=b"m"), LogWrite("orders", b'{"x": 1}', partition=0)]
+    )
+    place = TopicPartition("orders", 0)
+    reader = log.reader("tools")
+    connection = cast(Connection, SimpleNamespace(settings=settings, reader=log.reader))
+    routes = Routes(reader, settings.topics)
+
+    def told() -> str:
+        now_ms = log.clock.now_ms() + 1
+        found = Collector(connection, reader, routes, now_ms).collect("src:orders:0:0:mi-1", [(place, 0)])
+        return tell(found).state
+
+    assert told() == "open"
+    writer = log.transactional_writer("ingress")
+    writer.init()
+    writer.begin()
+    writer.send_offsets(log.reader("own"), {place: CommittedOffset(1, "")})
+    writer.commit()
+    assert told() == "repeat", "the group of the installation never reads this topic"
+    assert routes.groups_of("orders", "src:orders:0:0:mi-1") == routes.groups_of("orders", "r1") == ["own"]
