@@ -40,12 +40,13 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spans: dict[str, tuple[int, int]]
     """{topic/partition: (first offset, one past the last)}."""
     models: tuple[str, ...]
+    """Versions whose declarations are here: those declared when it was made, and all that answered."""
     pii: dict[str, tuple[str, ...]]
     """{model: fields that are keyed hashes in this bundle, or encrypted as their results were written}."""
     pii_key_kept: bool
     """False: the key was made for this bundle and thrown away, so no hash can be led back or compared with others."""
     left_out: dict[str, int]
-    """Payloads that are not here, counted by why."""
+    """Payloads that are not here, and results whose declaration is not, counted by why."""
     signer: str
     """SHA-256 of the public key."""
     files: dict[str, FileEntry]

@@ -14,7 +14,6 @@ import msgspec
 import typer
 
 from schemas.catalog import CURRENT, released_text
-from schemas.codec import decode_row
 from sie_stream import __version__
 from sie_stream.auditing.bundle import (
     FORMAT,
@@ -30,11 +29,11 @@ from sie_stream.auditing.bundle import (
 )
 from sie_stream.auditing.requests import RequestAudit
 from sie_stream.cli.audit_contents import Payloads, write_tables
+from sie_stream.cli.audit_models import write_models
 from sie_stream.cli.audit_requests import Cut, Range, cut_of, in_words, verified
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
 from sie_stream.cli.since import since_ms
 from sie_stream.cli.trace_lookup import Routes
-from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.edge.key_table import key_table_of
@@ -49,10 +48,8 @@ from sie_stream.edge.signing import (
     read_secret,
     signed_by,
 )
-from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError
 
-MODEL_CARD = "MODEL_CARD.md"
 PII_KEY_BYTES = 32
 
 
@@ -127,6 +124,8 @@ def export(
         show_json({"bundle": str(bundle), "proven": report.proven, **msgspec.to_builtins(manifest)})
     else:
         console.print("\n".join(in_words(report)), highlight=False, markup=False)
+        for why, count in manifest.left_out.items():
+            console.print(f"left out: {count} x {why}", highlight=False, markup=False)
         console.print(f"{bundle}: {len(manifest.files)} files, signed by {manifest.signer}", highlight=False)
     if not report.proven:
         raise typer.Exit(1)
@@ -144,7 +143,7 @@ def _fill(
     payloads = Payloads(reader, routes, settings.topics, secret, key_table_of(connection))
     rows = write_tables(folder, connection, reader, routes, cut, payloads)
     _write_schemas(folder / "schemas")
-    models = _write_models(folder / "models", reader, settings.topics.models)
+    models, gone = write_models(folder / "models", reader, settings.topics, payloads.answered)
     manifest = Manifest(
         format=FORMAT,
         made_at_ms=0,
@@ -157,7 +156,7 @@ def _fill(
         models=models,
         pii=payloads.pii_fields,
         pii_key_kept=False,
-        left_out=payloads.left_out,
+        left_out=payloads.left_out | gone,
         signer="",
         files=dict(_entries(folder, rows)),
         shredded=payloads.shredded,
@@ -285,18 +284,3 @@ def _write_schemas(folder: Path) -> None:
     folder.mkdir()
     for name, released in sorted(CURRENT.items()):
         (folder / f"{name}.avsc").write_text(released_text(released), encoding="utf-8")
-
-
-def _write_models(folder: Path, reader: KafkaReader, topic: str) -> tuple[str, ...]:
-    """Each model's declaration, and its card where the package can be read from here."""
-    folder.mkdir()
-    names = []
-    for name, value in latest_values(reader, topic).items():
-        row = decode_row(value, ModelRow)
-        names.append(f"{row.model}@{row.version}")
-        _write(folder / f"{name}.json", row)
-        spec = msgspec.json.decode(row.spec)
-        card = Path(str(spec.get("source", {}).get("uri", ""))) / MODEL_CARD
-        if card.is_absolute() and card.is_file():
-            (folder / f"{name}.{MODEL_CARD}").write_bytes(card.read_bytes())
-    return tuple(names)

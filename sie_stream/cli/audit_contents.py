@@ -62,6 +62,8 @@ class Payloads:
         self.left_out: dict[str, int] = {}
         self.shredded = 0
         """Results whose encrypted values can never be read."""
+        self.answered: dict[tuple[str, str], int] = {}
+        """Results by model and version."""
         self._declared = declared_outputs(reader, names)
         self._shreds = Shreds(keys, self._declared)
         self._work = names.work("")
@@ -110,6 +112,8 @@ class Payloads:
 
     def outputs(self, result: Result) -> bytes | None:
         """None: there are none, or they are left out. Hidden is what the schema in force or its version's marks."""
+        version = (result.model, result.version)
+        self.answered[version] = self.answered.get(version, 0) + 1
         if result.outputs is None:
             return None
         fields = self._outputs.get(result.model)
