@@ -12,19 +12,22 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
-from sie_stream.commands import RolloutOrder
+from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.control import (
     ApplyModel,
     ClusterRecord,
     Decision,
     DeleteModel,
     EngineLost,
+    EnsureTopic,
     ReplicaFailed,
+    TopicEnsured,
     WorkerExited,
 )
 from sie_stream.engine_facts import EngineModel
+from sie_stream.rollout_records import VariantWindow
 from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
-from tests.unit.scheduler.rolling import ALIVE, UNIT, Rolling, answered
+from tests.unit.scheduler.rolling import ALIVE, QUICK, UNIT, WINDOW_MS, Rolling, answered
 
 FOLDER = Path(__file__).parent / "histories"
 TWO = {"min": 1, "max": 2}
@@ -246,6 +249,69 @@ def rollout_ordered() -> Cluster:
     return cluster
 
 
+def rollout_shadowed() -> Cluster:
+    """A version gets copies first, and answers once they passed."""
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "shadow": True})
+    cluster.make_ready(UNIT)
+    cluster.windows(2)
+    return cluster
+
+
+def rollout_of_several_variants() -> Cluster:
+    """Two versions are compared at fixed shares beside the stable one; a breach ends one of them."""
+    cluster = Rolling()
+    for version, variant, share in (("1.1.0", "b", 3_000), ("1.2.0", "c", 1_000)):
+        for command in cluster.append(StartRollout(Raw(spec_json(version=version)), variant, share, "ada")):
+            if isinstance(command, EnsureTopic):
+                cluster.append(TopicEnsured(command.model, command.topic, command.partitions))
+        cluster.make_ready(f"churn.{variant.upper()}")
+    cluster.windows(new=answered(80, failed=20))
+    return cluster
+
+
+def rollout_taken_back_while_adopting() -> Cluster:
+    """All keys go to it and the model takes it over; then it fails, and the old replicas still serve."""
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "steps": [100]})
+    cluster.make_ready(UNIT)
+    cluster.windows()
+    cluster.windows(new=answered(80, failed=20))
+    cluster.make_ready()
+    cluster.wait(250, ALIVE)
+    return cluster
+
+
+def rollout_given_up() -> Cluster:
+    """Its replicas die more often than they are tried again; the stable version works its topic off."""
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    for _ in range(5):
+        for replica in list(cluster.model(UNIT).replicas):
+            epoch = replica.placement_epoch
+            cluster.append(ReplicaFailed(replica.worker, "i0", UNIT, "2.0.0", epoch, "engine_died", "SIGSEGV"))
+        cluster.wait(10_000, ALIVE)
+    cluster.make_ready(UNIT)
+    cluster.wait(6_000, ALIVE)
+    cluster.drain_unit(UNIT)
+    return cluster
+
+
+def rollout_silent() -> Cluster:
+    """A version hangs while the stable one answers: it holds, and goes on with its next answers."""
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "hold_ms": 16_000})
+    cluster.make_ready(UNIT)
+    cluster.windows(new=answered(150))
+    for _ in range(8):
+        start_ms = cluster.now_ms
+        cluster.wait(WINDOW_MS, ALIVE)
+        cluster.append(VariantWindow("churn", "stable", "1.0.0", start_ms, cluster.now_ms, True, answered(400)))
+    cluster.windows()
+    return cluster
+
+
 SCENARIOS: dict[str, Callable[[], Cluster]] = {
     made.__name__: made
     for made in (
@@ -263,6 +329,11 @@ SCENARIOS: dict[str, Callable[[], Cluster]] = {
         rollout_refused,
         rollout_without_statistics,
         rollout_ordered,
+        rollout_shadowed,
+        rollout_of_several_variants,
+        rollout_taken_back_while_adopting,
+        rollout_given_up,
+        rollout_silent,
     )
 }
 

@@ -320,6 +320,32 @@ def test_given_up_replicas_roll_back_and_the_stable_version_answers_what_waits()
     assert UNIT not in cluster.machine.state.models
 
 
+def test_a_shadow_is_judged_by_its_copies_before_it_answers_anybody() -> None:
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "shadow": True, "pins": [{"by": "tenant", "equals": "beta"}]})
+    assert cluster.shares() == {"stable": SHARES}
+    cluster.make_ready(UNIT)
+    stable, shadow = cluster.route.variants
+    assert (stable.weight, shadow.variant, shadow.weight, shadow.shadow) == (SHARES, "canary", 0, SHARES)
+    assert cluster.route.rules == (), "a rule would make it answer"
+    assert cluster.rollout_decisions() == ["rollout_started", "rollout_shadowing"]
+    cluster.windows()
+    assert cluster.shares()["canary"] == 1_000
+    assert cluster.route.variants[1].shadow == 0, "what answers gets no copies"
+    assert [rule.variant for rule in cluster.route.rules] == ["canary"]
+    assert cluster.model().rollouts["canary"].new.samples == 0, "copies are not samples of the first step"
+
+
+def test_a_shadow_that_differs_never_answers() -> None:
+    cluster = Rolling()
+    cluster.roll(rollout={**QUICK, "shadow": True})
+    cluster.make_ready(UNIT)
+    assert "rollout_rolled_back" in cluster.windows(new=answered(200, score=0.9))
+    assert cluster.shares() == {"stable": SHARES}
+    assert len(cluster.route.variants) == 1
+    assert "ks:score" in cluster.model().rollout_history[-1].why
+
+
 def test_more_than_two_variants_with_fixed_shares() -> None:
     cluster = Rolling()
     for version, variant, share in (("1.1.0", "b", 3_000), ("1.2.0", "c", 1_000)):
