@@ -11,7 +11,7 @@ from scheduler.actors import named, named_first
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
-from scheduler.launches import Accepted, accept
+from scheduler.launches import Accepted, accept, claimed_name
 from scheduler.limits import RETRIES_MAX
 from scheduler.rollout import (
     FULL,
@@ -38,6 +38,7 @@ from scheduler.variants import (
     take_over,
     unit_of,
     units_of,
+    why_not,
 )
 from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.control import ApplyModel
@@ -124,7 +125,7 @@ def start_rollout(step: Step, record: StartRollout) -> None:
     try:
         accepted = accept(bytes(record.spec), step.settings.topics)
     except ConfigError as error:
-        step.decide("model_rejected", "unnamed", str(error), chosen={"code": error.code, "actor": record.actor})
+        _reject(step, claimed_name(bytes(record.spec)) or "unnamed", error.code, str(error), record.actor, ())
         return
     name, variant = accepted.model, record.variant
     model = step.state.models.get(name)
@@ -238,8 +239,7 @@ def _order(step: Step, model: ModelState, rollout: RolloutState, record: Rollout
                 after = ended(rollout, "aborted", f"Aborted by {actor}.", step.now_ms)
                 said = Said("rollout_aborted", f"Aborted by {actor}: no key goes to {rollout.version} any more.")
     if after is None:
-        state = f"{rollout.phase}{', paused' if rollout.paused else ''}"
-        _ignored(step, record, f"It cannot be done now: the rollout of {rollout.version} is {state}.")
+        _ignored(step, record, why_not(model, rollout, record.order))
         return
     _become(step, model, rollout, after, said)
 

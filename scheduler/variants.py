@@ -103,6 +103,15 @@ def shares_in_words(variants: Sequence[VariantRow]) -> str:
     return f"Shares of the keys: {shares}."
 
 
+def why_not(model: ModelState, rollout: RolloutState, order: str) -> str:
+    """Why an order about a rollout cannot be carried out."""
+    others = ", ".join(name for name in model.rollouts if name != rollout.variant)
+    if order == "promote" and others:
+        return f"{rollout.version} is to get all keys, and others have a part of them: abort {others} first."
+    state = f"{rollout.phase}{', paused' if rollout.paused else ''}"
+    return f"It cannot be done now: the rollout of {rollout.version} is {state}."
+
+
 # ---------------------------------------------------------------- units
 
 

@@ -57,7 +57,8 @@ def start(
     file: Annotated[Path, typer.Option("--file", "-f", help="Declaration of the new version (YAML or JSON).")],
     variant: Annotated[str, typer.Option("--variant", "-v", help="Its name among the variants.")] = "canary",
     share: Annotated[
-        float, typer.Option(help="Fixed percent of the keys, to compare (a/b/n) and not to promote; 0: by steps.")
+        float,
+        typer.Option(help="Fixed percent of the keys: compared (a/b/n), and not promoted by itself. 0: by steps."),
     ] = 0.0,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -69,15 +70,23 @@ def start(
       sie-stream rollout start -f churn-v2.yaml
       sie-stream rollout start -f churn-v3.yaml --variant b --share 20
     """
-    if not 0 <= share <= 100:
-        raise ConfigError(f"--share {share:g}: allowed is 0 to 100 percent")
+    parts = _parts(share)
     specs = load_specs(file)
     if len(specs) != 1:
         raise ConfigError(f"--file {file}: {len(specs)} declarations; a rollout starts one version")
     spec = with_absolute_source(*specs[0])
     connection = Connection.open(bootstrap_servers)
-    command = StartRollout(Raw(to_json(spec)), variant, round(share * FULL / 100), getpass.getuser())
+    command = StartRollout(Raw(to_json(spec)), variant, parts, getpass.getuser())
     _tell(ask(connection, [command], [spec.name], of_kind(STARTED), ANSWER_S)[0], output, "model_rejected")
+
+
+def _parts(share: float) -> int:
+    """Percent as parts of 10,000. Raises ConfigError; what rounds to nothing would start a rollout by steps."""
+    parts = round(share * FULL / 100) if 0 <= share <= 100 else -1
+    if parts < 0 or (share and not parts):
+        least = 100 / FULL
+        raise ConfigError(f"--share {share:g}: allowed are {least:g} to 100 percent, or 0 for the steps of a rollout")
+    return parts
 
 
 @app.command()
@@ -95,9 +104,10 @@ def status(
       sie-stream rollout status churn-eu --follow
     """
     connection = Connection.open(bootstrap_servers)
-    if not follow:
+    if model or not follow:
         state = cluster_state(connection)
         _known(state, model)
+    if not follow:
         if output is OutputFormat.JSON:
             show_json(status_rows(state, model))
         else:
