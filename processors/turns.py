@@ -36,12 +36,14 @@ class Ports(Struct, frozen=True):
     make_reader:       a reader without membership whose offsets are those of the group.
     make_group_reader: a member of the group.
     make_plain_writer: for sie.cluster, outside any transaction: an open one there would hold up the scheduler.
+    make_latest_reader: its end offsets are high watermarks, so with what transactions hold that are open still.
     """
 
     make_reader: Callable[[str], LogReader]
     make_group_reader: Callable[[str], GroupReader]
     writer: TransactionalWriter
     make_plain_writer: Callable[[], PlainWriter]
+    make_latest_reader: Callable[[str], LogReader]
     clock: Clock
 
 

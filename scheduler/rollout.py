@@ -257,8 +257,8 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
         return state, None
     if now_ms - state.heard_ms > STATS_LOST_MS:
         why = (
-            f"{NO_STATISTICS}: for {STATS_LOST_MS // 1_000} s no answers were reported (no traffic, or nobody counts "
-            "them), and nothing is promoted without; what was counted stays"
+            f"{NO_STATISTICS}: for {STATS_LOST_MS // 1_000} s no answers were reported (no traffic, nobody counts "
+            "them, or an open transaction hides them), and nothing is promoted without; what was counted stays"
         )
         return _hold(state, why)
     if state.holding.startswith(NO_STATISTICS):

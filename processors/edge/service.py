@@ -55,6 +55,9 @@ def kafka_ports(settings: Settings, transactional_id: str, member: str) -> Ports
     overrides = settings.client_overrides
     return Ports(
         make_reader=lambda group: KafkaReader(bootstrap, group, overrides),
+        make_latest_reader=lambda group: KafkaReader(
+            bootstrap, group, {**overrides, "isolation.level": "read_uncommitted"}
+        ),
         make_group_reader=lambda group: KafkaGroupReader(bootstrap, group, member, overrides),
         writer=KafkaTransactionalWriter(
             bootstrap, transactional_id, settings.transaction_timeout_ms, overrides, settings.record_bytes_max

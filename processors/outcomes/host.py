@@ -2,9 +2,14 @@
 
 While no route has more than one variant it reads nothing but the routes. When one gets a second variant it starts
 reading some windows back; the scheduler counts each window once, so a restart repeats windows and breaks none.
+
+A window is reported once everything that was on the topics when it closed is read. An open transaction hides what
+others committed behind it, and a window without that would look complete and not be.
 """
 
 from __future__ import annotations
+
+from msgspec import Struct
 
 from processors.follow import RouteChange, RouteFollower
 from processors.outcomes.windows import WINDOW_MS, WindowBook
@@ -13,6 +18,7 @@ from schemas.codec import decode_result, encode_cluster
 from schemas.wire import CodecError
 from sie_stream.errors import LogError, Retriable
 from sie_stream.ids import TopicPartition
+from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord, LogWrite
 from sie_stream.settings import Settings
 
@@ -20,6 +26,13 @@ IDLE_WAIT_MS = 500
 BUSY_WAIT_MS = 100
 POLL_MAX = 5_000
 WINDOWS_BACK = 4
+
+
+class Mark(Struct, frozen=True):
+    """Where the topics ended at a moment, with what was still inside transactions."""
+
+    at_ms: int
+    ends: dict[TopicPartition, int]
 
 
 class OutcomesHost:
@@ -30,10 +43,14 @@ class OutcomesHost:
         self._ports = ports
         self._name = name
         self._watcher = watcher or Silence()
-        self._routes = RouteFollower(ports.make_reader(f"{settings.topic_prefix}outcomes"), settings.topics.routes)
-        self._reader = ports.make_reader(f"{settings.topic_prefix}outcomes")
+        self._group = f"{settings.topic_prefix}outcomes"
+        self._routes = RouteFollower(ports.make_reader(self._group), settings.topics.routes)
+        self._reader = ports.make_reader(self._group)
         self._split: dict[str, None] = {}
         """Models whose routes have more than one variant."""
+        self._latest: LogReader | None = None
+        self._mark: Mark | None = None
+        """What has to be read before windows close."""
         self._partitions: list[TopicPartition] = []
         self._book: WindowBook | None = None
         self.reported = 0
@@ -60,7 +77,13 @@ class OutcomesHost:
 
     def close(self) -> None:
         self._reader.close()
+        self._close_latest()
         self._reports.close()
+
+    def _close_latest(self) -> None:
+        if self._latest is not None:
+            self._latest.close()
+            self._latest = None
 
     def _change(self, rows: tuple[RouteChange, ...]) -> None:
         for model, row in rows:
@@ -79,13 +102,15 @@ class OutcomesHost:
         ]
         self._reader.assign(self._reader.offsets_at(found, since_ms))
         self._partitions = found
+        self._latest = self._ports.make_latest_reader(self._group)
         self._book = WindowBook(since_ms, self._name)
         self._watcher.event("reading_results", models=list(self._split))
 
     def _stop_reading(self) -> None:
         if self._book is not None:
             self._reader.unassign(self._partitions)
-            self._book = None
+            self._book = self._mark = None
+            self._close_latest()
             self._watcher.event("results_not_needed")
 
     def _read(self) -> int:
@@ -110,8 +135,19 @@ class OutcomesHost:
         if result.model in self._split:
             book.add(result, record.timestamp_ms, record.partition, record.offset)
 
+    def _read_to_ms(self, book: WindowBook, now_ms: int) -> int:
+        """The moment up to which everything is read; 0: no window is due, or something of it is hidden still."""
+        if self._mark is None and self._latest is not None and book.is_due(now_ms):
+            self._mark = Mark(now_ms, self._latest.end_offsets(self._partitions))
+        mark = self._mark
+        if mark is None or any(self._reader.position(place) < end for place, end in mark.ends.items()):
+            return 0
+        self._mark = None
+        return mark.at_ms
+
     def _report(self, book: WindowBook, now_ms: int) -> None:
-        windows = [window for window in book.close(now_ms) if window.model in self._split]
+        closing_ms = self._read_to_ms(book, now_ms)
+        windows = [window for window in book.close(closing_ms) if window.model in self._split]
         if not windows:
             return
         try:

@@ -1,8 +1,9 @@
 """Windows of results, by model and variant: what each version answered in each span of time. Pure.
 
 A window is [start, start + window_ms) of the timestamps of sie.results. It closes once time is `GRACE_MS` past its end,
-because results become visible when their transaction commits. A window is complete when the book read it from before
-its start; what the book joined in the middle of is reported as broken, and nobody judges by it.
+because a result has its time before it is on the topic; the host waits for what is there and hidden by a transaction.
+A window is complete when the book read it from before its start; what the book joined in the middle of is reported as
+broken, and nobody judges by it.
 """
 
 from __future__ import annotations
@@ -155,10 +156,18 @@ class WindowBook:
             span = window.offsets.setdefault(partition, [offset, offset + 1])
             span[0], span[1] = min(span[0], offset), max(span[1], offset + 1)
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `close` would close a window."""
+        end_ms = self._end_ms(now_ms)
+        return any(start < end_ms for start in self._windows)
+
+    def _end_ms(self, now_ms: int) -> int:
+        end_ms = now_ms - GRACE_MS
+        return end_ms - end_ms % self._window_ms
+
     def close(self, now_ms: int) -> Iterator[VariantWindow]:
         """Every window that ended `GRACE_MS` before `now_ms` or earlier, oldest first, stable variants first."""
-        end_ms = now_ms - GRACE_MS
-        end_ms -= end_ms % self._window_ms
+        end_ms = self._end_ms(now_ms)
         for start_ms in sorted(start for start in self._windows if start < end_ms):
             window = self._windows.pop(start_ms)
             offsets = tuple((number, span[0], span[1]) for number, span in sorted(window.offsets.items()))

@@ -16,7 +16,7 @@ from sie_stream.ports import TopicSpec
 from sie_stream.records import LogRecord
 from sie_stream.sim.clock import SimClock
 from sie_stream.sim.cluster import SimCluster
-from sie_stream.sim.readers import SimGroupReader, SimReader
+from sie_stream.sim.readers import SimGroupReader, SimLatestReader, SimReader
 from sie_stream.sim.writers import RECORD_BYTES_MAX, SimPlainWriter, SimTransactionalWriter
 
 
@@ -54,6 +54,10 @@ class SimLog:
 
     def reader(self, group: str, client: str = "") -> SimReader:
         return SimReader(self.cluster, group, client or group)
+
+    def latest_reader(self, group: str, client: str = "") -> SimReader:
+        """Its end offsets are high watermarks; it is not meant to be polled."""
+        return SimLatestReader(self.cluster, group, client or group)
 
     def group_reader(self, group: str, instance: str = "", client: str = "") -> SimGroupReader:
         return SimGroupReader(self.cluster, group, instance, client or instance or group)

@@ -60,6 +60,7 @@ def ports(world: World, lane: Lane, settings: Settings, transactional_id: str) -
     log = world.log
     return Ports(
         make_reader=lambda group: log.reader(group, lane.client),
+        make_latest_reader=lambda group: log.latest_reader(group, lane.client),
         make_group_reader=lambda group: log.group_reader(group, lane.process.name, lane.client),
         writer=log.transactional_writer(
             transactional_id, settings.transaction_timeout_ms, settings.record_bytes_max, lane.client

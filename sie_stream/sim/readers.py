@@ -135,6 +135,14 @@ class SimReader:
         self.unassign(list(self._positions))
 
 
+class SimLatestReader(SimReader):
+    """Sees where partitions end for those who write, also inside transactions that are open."""
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        self._cluster.enter("offsets", self.client)
+        return {place: self._cluster.existing(place).end for place in partitions}
+
+
 class SimGroupReader:
     """Implements ports.GroupReader. A member that is not polled for the session timeout is put out of the group."""
 

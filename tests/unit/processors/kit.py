@@ -160,6 +160,7 @@ class World:
     def ports(self, name: str) -> Ports:
         return Ports(
             make_reader=self.log.reader,
+            make_latest_reader=self.log.latest_reader,
             make_group_reader=lambda group: self.log.group_reader(group, f"member-{name}"),
             writer=self.log.transactional_writer(f"sie.test.{name}"),
             make_plain_writer=self.log.plain_writer,

@@ -163,6 +163,7 @@ def test_prometheus_reads_what_the_host_added_up_from_the_topics() -> None:
     exporter = Exporter("127.0.0.1", 0)
     ports = Ports(
         make_reader=log.reader,
+        make_latest_reader=log.latest_reader,
         make_group_reader=lambda group: log.group_reader(group, "m"),
         writer=log.transactional_writer("sie.m"),
         clock=log.clock,

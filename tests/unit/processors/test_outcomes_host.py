@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from processors.outcomes.host import OutcomesHost
 from processors.outcomes.windows import GRACE_MS, WINDOW_MS
@@ -33,6 +34,7 @@ class World:
     def host(self, name: str = "outcomes-0") -> OutcomesHost:
         ports = Ports(
             make_reader=self.log.reader,
+            make_latest_reader=self.log.latest_reader,
             make_group_reader=lambda group: self.log.group_reader(group, name),
             writer=self.log.transactional_writer(f"sie.{name}"),
             clock=self.log.clock,
@@ -104,3 +106,47 @@ def test_a_restart_in_the_middle_of_a_window_repeats_it_whole() -> None:
     assert all(window.complete for window in told)
     plain = [msgspec.structs.replace(window, reporter="") for window in told]
     assert plain[0] == plain[1], "the scheduler counts a window once, by its end"
+
+
+@pytest.mark.parametrize("ending", ["commit", "abort"])
+def test_a_window_waits_for_what_an_open_transaction_hides(ending: str) -> None:
+    """A worker that died holds back what all others commit behind it, and a window without that is broken."""
+    world = World()
+    host = world.host()
+    world.publish(*SPLIT)
+    world.run(host, 200)
+    world.answer(2)
+    dying = world.log.transactional_writer("sie.worker.w0")
+    dying.init()
+    dying.begin()
+    failed = codec.encode_result(result(status="failed", code="engine_error"))
+    dying.write([LogWrite(NAMES.results, failed, b"k")] * 3)
+    world.answer(5)
+    world.run(host, 2 * WINDOW_MS + GRACE_MS)
+    assert world.windows() == []
+    world.answer(1)
+    getattr(dying, ending)()
+    world.run(host, 200)
+    [window] = world.windows()
+    assert (window.stats.ok, window.stats.failed) == (7, 3 if ending == "commit" else 0)
+    assert window.complete
+    world.run(host, 2 * WINDOW_MS)
+    assert [one.stats.ok for one in world.windows()] == [7, 1], "each answer once"
+
+
+def test_what_is_written_after_a_window_closed_does_not_hold_it_up() -> None:
+    world = World()
+    host = world.host()
+    world.publish(*SPLIT)
+    world.run(host, 200)
+    world.answer(7)
+    world.run(host, WINDOW_MS + GRACE_MS - 400)
+    writer = world.log.transactional_writer("sie.worker.w0")
+    writer.init()
+    for _ in range(8):  # always one open, none for long
+        writer.begin()
+        writer.write([LogWrite(NAMES.results, codec.encode_result(result()), b"k")])
+        world.run(host, 200)
+        writer.commit()
+    [window] = world.windows()
+    assert window.stats.ok == 7
