@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.backends.base import EngineInput, EngineOutput, failed
 from gpu_worker.engine_port import (
     BatchCompleted,
     BatchFailed,
@@ -20,11 +20,16 @@ from gpu_worker.engine_port import (
     TokensStreamed,
 )
 from sie_stream.control import ModelLaunch
+from sie_stream.ids import base_of
 from sie_stream.ports import Clock
 
 
 def echo(item: EngineInput) -> EngineOutput:
     return EngineOutput(item.request_id, outputs=b'{"echo":' + item.inputs + b"}")
+
+
+def _refused(item: EngineInput) -> EngineOutput:
+    return failed(item, "engine_refused", "scripted: this version refuses everything")
 
 
 @dataclass(slots=True)
@@ -41,6 +46,8 @@ class EngineScript:
     raises: set[str] = field(default_factory=set)
     refuses: set[str] = field(default_factory=set)
     """Models that do not load."""
+    broken: set[tuple[str, str]] = field(default_factory=set)
+    """(model, version) that refuse every input."""
     kills_loading: set[str] = field(default_factory=set)
     """Models whose load ends the process."""
     continuous: dict[str, int] = field(default_factory=dict)
@@ -120,7 +127,9 @@ class SimEngines:
                 process, process.busy_until, BatchFailed(engine, batch_id, "engine_error", "scripted exception")
             )
         else:
-            outputs = [self.script.answer(item) for item in items]
+            launch = process.slots[slot]
+            broken = (base_of(launch.model), launch.version) in self.script.broken
+            outputs = [_refused(item) if broken else self.script.answer(item) for item in items]
             self._later(process, process.busy_until, BatchCompleted(engine, batch_id, outputs, took))
 
     def _fly(self, engine: EngineKey, process: _Process, batch_id: int, items: Sequence[EngineInput]) -> None:

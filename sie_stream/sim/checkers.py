@@ -22,6 +22,7 @@ from sie_stream.control import ClusterRecord, PlacementRow, RouteRow
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.offset_metadata import METADATA_CHARS_MAX, decode
 from sie_stream.records import CommittedOffset, LogRecord, Result, WorkItem
+from sie_stream.rollout_records import SHADOW
 from sie_stream.routing import choose_variant, sticky_key
 from sie_stream.sim.cluster import SimTransaction
 from sie_stream.sim.partition import SimPartition
@@ -44,6 +45,8 @@ class Checkers:
         self.raw: dict[str, LogRecord] = {}
         self.routed: dict[str, LogRecord] = {}
         self.copies: dict[str, LogRecord] = {}
+        self.compared: dict[str, LogRecord] = {}
+        """What shadows answered, by variant and request: nobody is given it."""
         self.letters: dict[str, int] = {}
         self.decisions: dict[str, bytes] = {}
         self.marks: dict[str, int] = {}
@@ -83,11 +86,13 @@ class Checkers:
         topic = record.topic
         if topic == self.names.results:
             self._ended(decode_result(record.value), record, client)
+        elif topic == self.names.shadow:
+            self._answered_as_shadow(decode_result(record.value), record)
         elif topic == self.names.outputs:
-            self._once(self.raw, decode_raw_output(record.value).result.request_id, record, "raw output")
+            self._once(self.raw, self._id(record), record, "raw output")
         elif topic.startswith(self._work_prefix):
             work = decode_work(record.value)
-            self._once(self.routed, work.request_id, record, "work item")
+            self._once(self.routed, self._id(record), record, "work item")
             self._as_routed(work, record)
         elif topic == COPIES_TOPIC:
             self._copied(decode_result(record.value).request_id, record)
@@ -108,6 +113,14 @@ class Checkers:
     def _as_routed(self, work: WorkItem, record: LogRecord) -> None:
         """The variant is the one that owns the key in the route of that epoch, and the topic is the variant's."""
         row = self._routes[work.model, work.route_epoch]
+        if work.variant[:1] == SHADOW:
+            named = (work.variant[1:], work.version, record.topic)
+            if named not in [(one.variant, one.version, one.topic) for one in row.variants if one.shadow]:
+                raise Violation(
+                    f"a copy of {work.request_id} for {named}, which is no shadow in epoch {row.route_epoch}"
+                )
+            self._mark("shadow")
+            return
         sticky = sticky_key(work.session, work.key, work.request_id)
         owner = choose_variant(row.variants, sticky, row.instance.encode())
         if (owner.variant, owner.version) != (work.variant, work.version):
@@ -133,8 +146,18 @@ class Checkers:
         if before is not record:
             raise Violation(f"copy of {request_id} twice: {_at(before)} and {_at(record)}")
 
+    def _answered_as_shadow(self, result: Result, record: LogRecord) -> None:
+        """Once for each copy, and the right answer."""
+        self._once(self.compared, _compared_id(result.variant, result.request_id), record, "answer of a shadow")
+        expected = self.traffic.by_id.get(result.request_id)
+        inputs = None if expected is None else expected.inputs
+        if result.status == "ok" and inputs is not None and result.outputs != right_answer(result.request_id, inputs):
+            raise Violation(f"{result.variant} answered {result.request_id} with {result.outputs!r}")
+
     def _ended(self, result: Result, record: LogRecord, client: str) -> None:
         request_id = result.request_id
+        if result.variant[:1] == SHADOW:
+            raise Violation(f"{request_id} was answered by the shadow {result.variant} at {_at(record)}")
         if request_id in self.terminal:
             raise Violation(f"a second terminal record of {request_id} at {_at(record)}, by {client}")
         self.terminal[request_id] = result
@@ -143,7 +166,8 @@ class Checkers:
         if expected is None:
             self._resolve(source.source_topic, source.source_partition, source.source_offset, request_id)
             expected = self.traffic.by_id[request_id]
-        if result.status not in expected.statuses:
+        broken = ("failed",) if (result.model, result.version) in self.traffic.broken else ()
+        if result.status not in (*expected.statuses, *broken):
             raise Violation(f"{request_id} ended as {result.status} ({result.error}), expected {expected.statuses}")
         if result.status == "ok":
             assert expected.inputs is not None
@@ -227,7 +251,7 @@ class Checkers:
             if record is None:
                 continue
             request_id = self._id(record)
-            handled = request_id in self.terminal
+            handled = request_id in self.terminal or request_id in self.compared
             if topic in self.traffic.sources():
                 handled = handled or request_id in self.routed
             elif topic != self.names.outputs:
@@ -243,9 +267,9 @@ class Checkers:
     def _id(self, record: LogRecord) -> str:
         if record.topic in self.traffic.sources():
             return self.traffic.id_of(record)
-        if record.topic == self.names.outputs:
-            return decode_raw_output(record.value).result.request_id
-        return decode_work(record.value).request_id
+        found = decode_raw_output(record.value).result if record.topic == self.names.outputs else None
+        found = decode_work(record.value) if found is None else found
+        return _compared_id(found.variant, found.request_id) if found.variant[:1] == SHADOW else found.request_id
 
     # ------------------------------------------------------------ the end
 
@@ -316,6 +340,11 @@ class Checkers:
         if len(again) != len(self.decisions):
             strange = sorted(set(self.decisions) - {decision for decision, _ in again})
             raise Violation(f"decisions that the log does not lead to: {strange[:8]}")
+
+
+def _compared_id(variant: str, request_id: str) -> str:
+    """Of a copy. No id of a request begins like this."""
+    return f"{variant} {request_id}"
 
 
 def process_of(client: str) -> str:

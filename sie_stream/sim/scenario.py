@@ -57,6 +57,10 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     """Asking for token deltas."""
     rollout_hold_ms: int = 0
     """New versions take over by steps, each held so long; 0: all at once."""
+    shadow_versions: int = 0
+    """Every so-manieth version of a model gets copies before it answers anybody; 0: none."""
+    broken_versions: int = 0
+    """Every so-manieth version of a model refuses whatever it is asked; 0: none."""
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Raw, Struct
@@ -32,6 +33,21 @@ MALFORMED: tuple[bytes | None, ...] = (
     b"[" * 80 + b"]" * 80,
     b'{"model": "m0", "inputs": {"x": NaN}}',
 )
+
+
+VERSIONS_MAX = 1_000
+
+
+def _version(number: int) -> str:
+    return f"1.{number}.0"
+
+
+def _versions(models: list[str], every: int) -> Iterator[tuple[str, str]]:
+    """(model, version) of every so-manieth one, beginning with another version for each model; 0: none."""
+    for at, model in enumerate(models):
+        for number in range(2, VERSIONS_MAX) if every else ():
+            if (number + at) % every == 0:
+                yield model, _version(number)
 
 
 class Expected(Struct, frozen=True):
@@ -70,6 +86,8 @@ class Traffic:
         self.models = [f"m{number}" for number in range(workload.models)]
         self.streaming: dict[str, bytes] = {}
         """Inputs of the requests that ask for token deltas, by id."""
+        self.broken = set(_versions(self.models, workload.broken_versions))
+        self._shadows = set(_versions(self.models, workload.shadow_versions))
         self.unsent = 0
         self.by_id: dict[str, Expected] = {}
         self._workload = workload
@@ -97,7 +115,7 @@ class Traffic:
         most = chance.randint(1, 3)
         spec: dict[str, object] = {
             "name": model,
-            "version": f"1.{self._versions[model]}.0",
+            "version": _version(self._versions[model]),
             "source": {"uri": f"/models/{model}"},
             "backend": {"name": "sim"},
             "service_type": "scoring",
@@ -117,7 +135,8 @@ class Traffic:
         if self._workload.sleepy and chance.random() < self._workload.sleepy:
             spec["replicas"] = {"min": 0, "max": most}
         if self._workload.rollout_hold_ms:
-            spec["rollout"] = {"hold_ms": self._workload.rollout_hold_ms, "samples_min": 2}
+            shadow = (model, spec["version"]) in self._shadows
+            spec["rollout"] = {"hold_ms": self._workload.rollout_hold_ms, "samples_min": 2, "shadow": shadow}
         if model == BOUND_MODEL:
             spec["kafka_input"] = {"topic": BOUND_TOPIC, "group_id": BOUND_GROUP, "value_deserializer": "json"}
             spec["kafka_output"] = {"topic": COPIES_TOPIC, "value_serializer": "avro"}

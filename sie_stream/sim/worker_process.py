@@ -131,6 +131,7 @@ class WorkerBody:
             unfit = self.parts.traffic.unfit
             script.kills, script.hangs, script.raises = unfit.kills, unfit.hangs, unfit.raises
             script.answer = self.answer
+            script.broken = self.parts.traffic.broken
             if self.parts.engine.side_by_side:
                 script.continuous = dict.fromkeys(self.parts.traffic.models[::2], self.parts.engine.side_by_side)
         return script

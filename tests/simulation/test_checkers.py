@@ -101,6 +101,25 @@ class Garbler(TransactionRunner):
         return super().run(msgspec.structs.replace(commit, offsets=offsets))
 
 
+class Talkative(TransactionRunner):
+    """Gives users what a shadow made of the copy of their request."""
+
+    def run(self, commit: Commit) -> CommitSucceeded | CommitAborted:
+        writes = [
+            msgspec.structs.replace(one, topic="sie.results") if one.topic == "sie.shadow" else one
+            for one in commit.writes
+        ]
+        return super().run(msgspec.structs.replace(commit, writes=writes))
+
+
+class Silent(TransactionRunner):
+    """Drops what it made of copies."""
+
+    def run(self, commit: Commit) -> CommitSucceeded | CommitAborted:
+        writes = [one for one in commit.writes if one.topic != "sie.shadow"]
+        return super().run(msgspec.structs.replace(commit, writes=writes))
+
+
 class Unfenceable(SimTransactionalWriter):
     """As if the broker did not know producer epochs."""
 
@@ -214,3 +233,17 @@ def test_a_decision_that_depends_on_more_than_the_log_is_noticed() -> None:
 
 def test_ingress_that_moves_on_without_routing_is_noticed() -> None:
     assert failure_of("calm", with_body("ingress", broken(IngressBody, host_type=Hasty)), "which has no outcome")
+
+
+def only_shadows(scenario: Scenario) -> Scenario:
+    workload = msgspec.structs.replace(scenario.workload, models=1, shadow_versions=1, broken_versions=0)
+    return msgspec.structs.replace(scenario, workload=workload, faults=scenario.faults[:1])
+
+
+def test_a_shadow_that_answers_a_user_is_noticed() -> None:
+    words = ("was answered by the shadow", "a second terminal record")
+    assert failure_of("rollouts", with_runner(Talkative), *words, change=only_shadows)
+
+
+def test_a_copy_without_an_answer_is_noticed() -> None:
+    assert failure_of("rollouts", with_runner(Silent), "which has no outcome", change=only_shadows)
