@@ -104,10 +104,11 @@ def status(
       sie-stream rollout status churn-eu --follow
     """
     connection = Connection.open(bootstrap_servers)
-    if model or not follow:
+    if model and follow:
+        _known(cluster_state(connection), model)
+    if not follow:
         state = cluster_state(connection)
         _known(state, model)
-    if not follow:
         if output is OutputFormat.JSON:
             show_json(status_rows(state, model))
         else:

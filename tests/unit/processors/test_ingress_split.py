@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ ORDERS = "orders"
 SIGMAS = 4.5
 
 
-def split(percent: int, width: int = 1, **changes: object) -> RouteRow:
+def split(percent: int, width: int = 1, **changes: Any) -> RouteRow:
     own = resized((), percent * SHARES // 100, ())
     rest = rest_of(own)
     rows = (
