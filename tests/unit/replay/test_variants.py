@@ -19,6 +19,7 @@ from sie_stream.commands import ApplyModel, StartRollout
 from sie_stream.edge.stop import StopFlag
 from sie_stream.ids import TopicNames, TopicPartition, variant_unit
 from sie_stream.ports import TopicSpec
+from sie_stream.privacy.declared import DeclaredOutputs
 from sie_stream.records import LogRecord, LogWrite, Result
 from sie_stream.replay.pace import Pace
 from sie_stream.replay.plan import Bounds, Span, span_of
@@ -103,7 +104,7 @@ def test_copies_for_a_shadow_are_not_missing() -> None:
     items = [work_item("r0"), msgspec.structs.replace(work_item("r1"), variant="~canary")]
     readers: Any = Topics([LogRecord(CANARY, 0, at, 0, None, encode_work(item)) for at, item in enumerate(items)])
     engines: Any = type("Idle", (), {"tend": lambda self: None, "finish": lambda self: None})()
-    protection = Protection(lambda: pytest.fail("no key is asked for"))
+    protection = Protection(lambda: pytest.fail("no key is asked for"), DeclaredOutputs(()))
     replay = Replay(
         readers, Settings(), VersionBook([]), Job(None, 0.0, Pace()), scratch, tally, None, StopFlag(), protection
     )
