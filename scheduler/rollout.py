@@ -31,8 +31,6 @@ STATS_LOST_MS = 12_000
 """Without a complete window for so long the statistics count as lost."""
 
 NO_STATISTICS = "no statistics"
-SILENT = f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s"
-"""A version that hangs has no errors and no latencies: its last good ones prove nothing while the old one answers."""
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
 Ending = Literal["completed", "rolled_back", "aborted", "refused"]
@@ -114,9 +112,8 @@ class RolloutState(Struct, frozen=True):
     """End of the newest window of the new version."""
     stable_end_ms: int = 0
     heard_ms: int = 0
-    """Log time at which the newest complete window came, of either version."""
     answered_ms: int = 0
-    """Log time at which the newest complete window of the new version came."""
+    """Log time at which the newest complete window came: of either version, and of the new one."""
     gates: tuple[GateResult, ...] = ()
     ending: Ending | None = None
     ended_ms: int = 0
@@ -274,10 +271,11 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if now_ms - state.since_ms < state.plan.hold_ms or not state.windows:
         return state, None
     if state.new.samples < state.plan.samples_min:
-        found = f"{state.new.samples} of {state.plan.samples_min}"
-        return _hold(state, f"too few samples of the new version: {found}", quiet=True)
+        few = f"too few samples of the new version: {state.new.samples} of {state.plan.samples_min}"
+        return _hold(state, few, quiet=True)
     if now_ms - state.answered_ms > STATS_LOST_MS:
-        return _hold(state, f"{SILENT}, and what it does with the requests it has is not known")
+        # It may hang, and then it has no errors and no latencies: its last good ones prove nothing.
+        return _hold(state, f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s")
     unsure = [gate for gate in state.gates if gate.verdict == "unsure"]
     if unsure:
         return _hold(state, f"not sure yet: {', '.join(gate.gate for gate in unsure)}", quiet=True)
@@ -379,13 +377,9 @@ def add_window(state: RolloutState, window: VariantWindow, now_ms: int) -> Rollo
     if not window.complete:
         return structs.replace(state, broken_windows=state.broken_windows + 1)
     if not is_new:
-        return structs.replace(
-            state,
-            old=added(state.old, window.stats),
-            stable_latency=state.stable_latency.with_window(window.start_ms, window.stats.latency),
-            stable_end_ms=window.end_ms,
-            heard_ms=now_ms,
-        )
+        old, slow = added(state.old, window.stats), state.stable_latency
+        slow = slow.with_window(window.start_ms, window.stats.latency)
+        return structs.replace(state, old=old, stable_latency=slow, stable_end_ms=window.end_ms, heard_ms=now_ms)
     moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms, answered_ms=now_ms)
     if window.start_ms < state.step_ms and state.step > 0:
         return moved  # of the step before
