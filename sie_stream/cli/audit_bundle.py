@@ -14,7 +14,6 @@ import msgspec
 import typer
 
 from schemas.catalog import CURRENT, released_text
-from schemas.codec import decode_row
 from sie_stream import __version__
 from sie_stream.auditing.bundle import (
     FORMAT,
@@ -29,12 +28,11 @@ from sie_stream.auditing.bundle import (
     read_manifest,
 )
 from sie_stream.auditing.requests import RequestAudit
-from sie_stream.cli.audit_contents import Payloads, write_tables
+from sie_stream.cli.audit_contents import Payloads, declared_rows, write_tables
 from sie_stream.cli.audit_requests import Cut, Range, cut_of, in_words, verified
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
 from sie_stream.cli.since import since_ms
 from sie_stream.cli.trace_lookup import Routes
-from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.edge.key_table import key_table_of
@@ -49,7 +47,6 @@ from sie_stream.edge.signing import (
     read_secret,
     signed_by,
 )
-from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError
 
 MODEL_CARD = "MODEL_CARD.md"
@@ -291,8 +288,7 @@ def _write_models(folder: Path, reader: KafkaReader, topic: str) -> tuple[str, .
     """Each model's declaration, and its card where the package can be read from here."""
     folder.mkdir()
     names = []
-    for name, value in latest_values(reader, topic).items():
-        row = decode_row(value, ModelRow)
+    for name, row in declared_rows(reader, topic, lambda _told: None).items():  # told when the payloads were read
         names.append(f"{row.model}@{row.version}")
         _write(folder / f"{name}.json", row)
         spec = msgspec.json.decode(row.spec)

@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 
 from schemas.codec import decode_row
+from schemas.wire import CodecError
 from sie_stream.cli.ask import NotReady, Tick, ask, of_kind
 from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow, ReplicaRow
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
+from sie_stream.records import LogRecord
 from sie_stream.rollout_records import STABLE
 from sie_stream.spec import KIND, ModelSpec, parse_documents, to_json
 
@@ -160,12 +162,19 @@ def wait_ready(
                 if record.value is None:
                     rows.pop(record.key or b"", None)
                 else:
-                    rows[record.key or b""] = decode_row(record.value, InstanceRow)
+                    _take(rows, record)
             tick()
             if time.monotonic() > deadline:
                 raise NotReady(why_not(left, states, f"not ready after {timeout_s:.0f} s:"))
     finally:
         reader.close()
+
+
+def _take(rows: dict[bytes, InstanceRow], record: LogRecord) -> None:
+    try:
+        rows[record.key or b""] = decode_row(record.value, InstanceRow)
+    except CodecError:
+        rows.pop(record.key or b"", None)  # somebody else's record: `sie-stream get instances` tells of it
 
 
 def why_not(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -> str:
