@@ -17,7 +17,7 @@ from scheduler.device_classes import DeviceClass, classes_of
 from scheduler.life import life_of
 from schemas.codec import decode_row
 from sie_stream.cli.ask import nothing
-from sie_stream.cli.declare import awaited, declare, load_specs, rolls_out, wait_ready
+from sie_stream.cli.declare import awaited, declare, rolls_out, specs_for, wait_ready
 from sie_stream.cli.declare import delete as delete_declared
 from sie_stream.cli.fleet import topologies
 from sie_stream.cli.output import (
@@ -63,8 +63,7 @@ def apply(
       sie-stream apply -f .models/wine-rf
       sie-stream apply -f models/ --no-wait -o json
     """
-    specs = load_specs(file)
-    connection = Connection.open(bootstrap_servers)
+    specs, connection = specs_for(lambda: Connection.open(bootstrap_servers), file)
     decisions = declare(connection, specs, timeout_s, nothing)
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     wanted = awaited(decisions)
