@@ -12,6 +12,7 @@ from scheduler.declarations import apply_model, refuse_confusing_name, refuse_ov
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
 from scheduler.launches import Accepted, accept
+from scheduler.life import has_served
 from scheduler.limits import RETRIES_MAX
 from scheduler.rollout import (
     FULL,
@@ -76,14 +77,10 @@ def apply_or_roll_out(step: Step, record: ApplyModel) -> None:
 
 
 def _wants_rollout(step: Step, model: ModelState, accepted: Accepted) -> bool:
-    """Not when nothing has served yet, or only the declaration of the same version changes: there is nothing to compare
-    with. That no replica is ready at this moment, because its worker was lost, brings in no version without its gates.
-    """
-    awake = model.replicas_wanted > 0  # while it sleeps, a new declaration wakes it as itself
-    back_soon = awake and bool(model.replicas or model.lost_workers) and "ready" in model.timings_ms
-    ready = any(replica.state == "ready" for replica in model.replicas)
-    serving = model.published_route is not None and (ready or back_soon)
-    return serving and model.version != accepted.launch.version and from_json(accepted.spec).rollout is not None
+    """Nothing serves yet, or only the declaration of the same version changes: there is nothing to compare with."""
+    return (
+        has_served(model) and model.version != accepted.launch.version and from_json(accepted.spec).rollout is not None
+    )
 
 
 def _under_way(step: Step, model: ModelState, accepted: Accepted, actor: str) -> None:
