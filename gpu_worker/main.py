@@ -192,7 +192,9 @@ class WorkerProcess:
         work = KafkaReader(bootstrap, names.worker_group, overrides, fetch_wait_ms=WORK_FETCH_WAIT_MS)
         placements = KafkaReader(bootstrap, names.worker_group, overrides)
         # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
-        reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0)
+        # But the loop, which sends the heartbeats, must not wait for a topic that somebody deleted: samples and token
+        # deltas go by it, and two seconds of silence are a lost worker.
+        reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, unknown_budget_s=0.0)
         limits = engine_limits(settings, identity.tier, identity.devices)
         engines = EngineLinks(settings.engine_threads, limits, groups=self._groups)
         runner = TransactionRunner(writer, work, clock, names.prefix)

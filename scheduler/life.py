@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from scheduler.state import ModelState
+
 STEPS: dict[str, str] = {
     "applied": "declaration accepted",
     "topic_ready": "work topic created",
@@ -51,3 +53,13 @@ def life_of(timings_ms: Mapping[str, int]) -> tuple[LifeStep, ...]:
 def life_words(timings_ms: Mapping[str, int]) -> str:
     """`topic_ready 12 ms, placed 0 ms, ...`: what each step took."""
     return ", ".join(f"{step.step} {step.took_ms} ms" for step in life_of(timings_ms)[1:])
+
+
+def has_served(model: ModelState) -> bool:
+    """Whether its present declaration serves, or did and will again: that no replica is ready at this moment, because
+    its worker was lost, must not let a new version in without gates. Not while it sleeps, nor once it was given up.
+    """
+    if model.published_route is None:
+        return False
+    expected = model.replicas_wanted > 0 and bool(model.replicas or model.lost_workers)
+    return (expected and "ready" in model.timings_ms) or any(replica.state == "ready" for replica in model.replicas)

@@ -12,6 +12,7 @@ from scheduler.declarations import apply_model, refuse_confusing_name, refuse_ov
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
 from scheduler.launches import Accepted, accept, claimed_name
+from scheduler.life import has_served
 from scheduler.limits import RETRIES_MAX
 from scheduler.rollout import (
     FULL,
@@ -78,8 +79,9 @@ def apply_or_roll_out(step: Step, record: ApplyModel) -> None:
 
 def _wants_rollout(step: Step, model: ModelState, accepted: Accepted) -> bool:
     """Nothing serves yet, or only the declaration of the same version changes: there is nothing to compare with."""
-    serving = model.published_route is not None and any(replica.state == "ready" for replica in model.replicas)
-    return serving and model.version != accepted.launch.version and from_json(accepted.spec).rollout is not None
+    return (
+        has_served(model) and model.version != accepted.launch.version and from_json(accepted.spec).rollout is not None
+    )
 
 
 def _under_way(step: Step, model: ModelState, accepted: Accepted, actor: str) -> None:

@@ -6,6 +6,7 @@ with an older release of a schema is resolved to the current one by Avro's rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -191,6 +192,9 @@ class ControlEnvelope(Struct, frozen=True, gc=False):
 
 _cluster_decoder = msgspec.json.Decoder(ClusterRecord)
 _row_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+_LONG_END = 2**63
+_MANY_DIGITS = re.compile(r"[0-9]{19}")
+"""Only a text with so many digits in a row can hold a number that is too wide."""
 
 
 def _seal(kind: str, record: Struct) -> bytes:
@@ -219,7 +223,25 @@ def _open(value: bytes | None, decoder: msgspec.json.Decoder[Any], kind: str) ->
         raise bad_avro(f"{envelope.kind}: {error}") from error
     if type(record).__name__ != envelope.kind:
         raise bad_avro(f"the envelope says {envelope.kind!r}, its body is {type(record).__name__!r}")
+    if _MANY_DIGITS.search(envelope.body) and (wide := _wide_number(record)) is not None:
+        raise bad_avro(f"{envelope.kind}: a number of {wide.bit_length()} bits, allowed are 63")
     return record
+
+
+def _wide_number(value: Any) -> int | None:
+    """The first integer in a record that does not fit into a long of Avro; JSON texts inside it are not looked into.
+
+    JSON's integers have any size. Sums, floats and other formats further on do not.
+    """
+    if isinstance(value, int):
+        return None if -_LONG_END <= value < _LONG_END else value
+    if isinstance(value, Struct):
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    elif isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return None
+    return next((wide for one in value if (wide := _wide_number(one)) is not None), None)
 
 
 def encode_cluster(record: ClusterRecord) -> bytes:

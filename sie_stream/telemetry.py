@@ -119,6 +119,38 @@ class DeviceSample(Struct, frozen=True):
     gpu: GpuSample | None = None
 
 
+FIGURE_MAX = 2**53
+"""What is counted stays below it: every such number is exact as a float, and sums of them are finite."""
+CLOCK_AHEAD_MS = 60_000
+NAME_CHARS_MAX = 300
+BELOW_ZERO = ("temperature_c",)
+
+
+def implausible(sample: DeviceSample, now_ms: int) -> str:
+    """Why a sample cannot be true, whoever wrote it; empty when it may be.
+
+    now_ms: since the epoch, of the reader. What comes from a minute ahead of it would stay the newest for ever.
+    """
+    if sample.at_ms > now_ms + CLOCK_AHEAD_MS:
+        return f"at_ms lies {sample.at_ms - now_ms} ms in the future, allowed are {CLOCK_AHEAD_MS}"
+    if len({engine.backend for engine in sample.engines}) < len(sample.engines):
+        return "engines: a backend is named twice"
+    sequences = [model.sequences for model in sample.models if model.sequences is not None]
+    parts = (sample, *sample.engines, *sample.models, *sequences, *([sample.gpu] if sample.gpu else []))
+    return next((problem for part in parts if (problem := _problem(part))), "")
+
+
+def _problem(part: Struct) -> str:
+    """The first field of one record that nothing that was measured can have."""
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
+        if isinstance(value, str) and (len(value) > NAME_CHARS_MAX or not value.isprintable()):
+            return f"{name}: no name, or longer than {NAME_CHARS_MAX} characters"
+        if isinstance(value, int | float) and not (-FIGURE_MAX if name in BELOW_ZERO else 0) <= value < FIGURE_MAX:
+            return f"{name}: allowed are 0 to 2**53"
+    return ""
+
+
 def entropy_bits(counts: Iterable[int]) -> float:
     """Shannon entropy (bits) of the distribution with these counts. Source: C. E. Shannon, 1948."""
     filled = [count for count in counts if count > 0]

@@ -71,13 +71,18 @@ class EngineDelta(Struct, frozen=True, array_like=True):
 
 
 INVALID_PARAMETERS = "invalid_parameters"
+INVALID_FORM = "invalid_response_format"
+FORM_ENDED = "grammar_failed"
+"""The form of an answer, which the request gave, could not be followed to its end."""
+FAULTS_OF_REQUESTS = (INVALID_PARAMETERS, INVALID_FORM, FORM_ENDED)
 
 
 def ending_of(code: str) -> Literal["rejected", "failed"]:
     """How a request ends that was not answered for this reason: rejected when its parameters are none whatever the
-    model is. Inputs that an engine refuses are `failed`, because there the model may be what is wrong.
+    model is: one who sends such must not be able to roll a new version back. Inputs that an engine refuses are
+    `failed`, because there the model may be what is wrong.
     """
-    return "rejected" if code == INVALID_PARAMETERS else "failed"
+    return "rejected" if code in FAULTS_OF_REQUESTS else "failed"
 
 
 def failed(item: EngineInput, code: str, message: str) -> EngineOutput:

@@ -170,6 +170,11 @@ class WorkBuilder:
             texts = self._text_inputs.decode(inputs)
         except msgspec.ValidationError as refusal:
             raise InvalidRequest("wrong_type", f"the text inputs cannot be read: {refusal}.", "inputs") from refusal
+        if texts.prompt is None and texts.messages is None and texts.text is None:
+            fields = ", ".join(TextInputs.__struct_fields__)
+            raise InvalidRequest(
+                "missing_field", f"inputs have no text for model {route.row.model!r}: give one of {fields}.", "inputs"
+            )
         token_ids = text_tokens(tokeniser, texts)
         if token_ids is not None:
             field = "inputs.messages" if texts.messages else f"inputs.{route.text_field}"

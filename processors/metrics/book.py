@@ -32,6 +32,10 @@ MODELS_MAX = 2_000
 """Names in results are users' text (`unknown_model` has any): beyond this many they are counted as one.
 Declared models keep their own."""
 
+DEVICES_MAX = 10_000
+DEVICE_MODELS_MAX = 5_000
+"""Names in samples are their writer's text, too: beyond these nothing new is counted."""
+
 DEVICE: Labels = ("worker", "device")
 GPU_FIGURES: tuple[tuple[str, str, Kind, Callable[[GpuSample], float | None]], ...] = (
     (
@@ -124,10 +128,17 @@ class MetricsBook:
             _add(self._tokens, (model, "prompt"), result.usage.prompt_tokens)
             _add(self._tokens, (model, "completion"), result.usage.completion_tokens)
 
-    def sample(self, sample: DeviceSample) -> None:
-        """The newest of its device; samples come in the order of the log."""
+    def sample(self, sample: DeviceSample) -> str:
+        """The newest of its device; samples come in the order of the log. Why it is not counted; empty: it is."""
         key = (sample.worker, sample.device)
         place = self._places.get(key)
+        if place is None and len(self._places) >= DEVICES_MAX:
+            return f"there are {DEVICES_MAX} devices already"
+        told = {(model.model, model.version) for model in sample.models}
+        if place is not None:
+            told |= place.models.keys() | {(name, "") for name in place.before}
+        if len(told) > DEVICE_MODELS_MAX:
+            return f"it would be more than {DEVICE_MODELS_MAX} models on the device"
         if place is None:
             place = self._places[key] = _Place(sample, {}, {})
         elif place.sample.incarnation != sample.incarnation:
@@ -138,6 +149,7 @@ class MetricsBook:
             place.models.clear()
         place.sample = sample
         place.models.update({(model.model, model.version): (sample.at_ms, model) for model in sample.models})
+        return ""
 
     def _name(self, model: str) -> str:
         if model in self._names or model in self._routes:

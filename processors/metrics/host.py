@@ -14,7 +14,7 @@ from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord
 from sie_stream.settings import Settings
-from sie_stream.telemetry import MODELS_TOLD_EVERY_MS, DeviceSample
+from sie_stream.telemetry import MODELS_TOLD_EVERY_MS, DeviceSample, implausible
 
 POLL_MAX = 5_000
 WAIT_MS = 200
@@ -41,6 +41,7 @@ class MetricsHost:
         self.results = 0
         self.samples = 0
         self.undecodable = 0
+        self.implausible = 0
 
     def start(self) -> None:
         """Raises FatalLogError when routes, results or telemetry cannot be read."""
@@ -80,10 +81,19 @@ class MetricsHost:
     def _add(self, record: LogRecord) -> None:
         try:
             if record.topic == self._topics.telemetry:
-                self._book.sample(decode_row(record.value, DeviceSample))
-                self.samples += 1
+                self._sample(decode_row(record.value, DeviceSample))
             else:
                 self._book.result(decode_result(record.value))
                 self.results += 1
         except CodecError:
             self.undecodable += 1
+
+    def _sample(self, sample: DeviceSample) -> None:
+        """What cannot be true is not shown, and told: the topic is written by many."""
+        problem = implausible(sample, self._clock.now_ms()) or self._book.sample(sample)
+        if not problem:
+            self.samples += 1
+            return
+        if not self.implausible:  # the first only: whoever floods the topic must not flood the log
+            self._watcher.event("implausible_sample", worker=sample.worker[:100], reason=problem)
+        self.implausible += 1

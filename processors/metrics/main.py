@@ -42,7 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def counts() -> Mapping[str, object]:
         if not hosts:
             return {}
-        return {"results": hosts[0].results, "samples": hosts[0].samples, "undecodable": hosts[0].undecodable}
+        return {
+            "results": hosts[0].results,
+            "samples": hosts[0].samples,
+            "undecodable": hosts[0].undecodable,
+            "implausible": hosts[0].implausible,
+        }
 
     log.info("serving", host=options.host, port=exporter.port)
     try:

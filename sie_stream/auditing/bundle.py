@@ -63,7 +63,7 @@ def read_manifest(text: bytes) -> Manifest:
     """Raises ConfigError for what is no manifest, or one of a later format."""
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{MANIFEST}: {error}") from error
     if manifest.format != FORMAT:
         raise ConfigError(f"{MANIFEST}: format = {manifest.format}; this release reads {FORMAT}")

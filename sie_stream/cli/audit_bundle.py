@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from hashlib import file_digest
@@ -217,6 +218,8 @@ def problems_of(bundle: Path, public_key: Path | None) -> tuple[list[str], Manif
     """What is wrong, and the manifest when it can be believed or at least read."""
     if not bundle.is_dir():
         raise ConfigError(f"{bundle}: there is no such folder. Name the folder that `audit export` made.")
+    if strange := strangers(bundle):
+        return strange, None
     there = {name: bundle / name for name in UNLISTED}
     missing = [f"{name}: missing" for name, path in there.items() if not path.is_file()]
     if missing:
@@ -254,6 +257,19 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"--public-key {path}: cannot be read: {error.strerror}") from error
+
+
+def strangers(bundle: Path) -> list[str]:
+    """What is neither a folder nor a file of its own. A link leads to what may change later, or to a folder that is
+    not looked into; a pipe or device would be read for ever.
+    """
+    found = []
+    for path in sorted(bundle.rglob("*")):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
+            found.append(f"{path.relative_to(bundle).as_posix()}: {kind}, as no bundle has")
+    return found
 
 
 def _entries(folder: Path, rows: Mapping[str, int]) -> Iterator[tuple[str, FileEntry]]:

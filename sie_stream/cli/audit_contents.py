@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from sie_stream.cli.audit_tables import (
     work_row,
 )
 from sie_stream.cli.declared_outputs import declared_outputs
+from sie_stream.cli.output import tell
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.cli.trace_reading import decoded, request_in
@@ -35,7 +37,7 @@ from sie_stream.control import ModelRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.edge.spans import Span, partitions_of
-from sie_stream.edge.tables import latest_values
+from sie_stream.edge.tables import latest_rows
 from sie_stream.errors import InvalidRequest, SieError
 from sie_stream.ids import TopicNames, TopicPartition, base_of, derived_request_id
 from sie_stream.input_schema import InputValidator, compile_schema
@@ -44,13 +46,27 @@ from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.privacy.declared import Shreds
 from sie_stream.privacy.rules import WITHHELD
 from sie_stream.records import TRACEPARENT_HEADER, DeadLetter, InferenceRequest, LogRecord, Result, header
+from sie_stream.spec.model import NAME_PATTERN
 
+MODEL_NAME = re.compile(NAME_PATTERN)
 NO_SCHEMA = "no schema of its model is there to say what is personal in it"
 REFUSED = "it was refused, so its schema does not say what is personal in it"
 UNFIT = "it does not fit the schema in force, which so does not say what is personal in it"
 UNREADABLE = "it cannot be read"
 GONE = "no declaration of its version is left to say what is personal in it"
 WORDS = "an engine's words about it may repeat personal data"
+
+
+def declared_rows(reader: LogReader, topic: str, tell: Callable[[str], None]) -> dict[str, ModelRow]:
+    """Declared models by name, as the scheduler writes them. Rows of other models than their key says, or whose name is
+    none, are told and left out: names become names of files.
+    """
+    rows = latest_rows(reader, topic, lambda value: decode_row(value, ModelRow), tell)
+    for name, row in list(rows.items()):
+        if name != row.model or not MODEL_NAME.fullmatch(name):
+            tell(f"{topic}, key {name!r}: left out, its row is of the model {row.model!r}")
+            del rows[name]
+    return rows
 
 
 class Payloads:
@@ -70,8 +86,7 @@ class Payloads:
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         self._checks: dict[str, Callable[[bytes], None]] = {}
-        for value in latest_values(reader, names.models).values():
-            row = decode_row(value, ModelRow)
+        for row in declared_rows(reader, names.models, tell).values():
             try:
                 given, told = _validators(msgspec.json.decode(row.spec))
             except SieError:

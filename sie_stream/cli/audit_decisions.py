@@ -13,7 +13,7 @@ from scheduler.audit import DecisionAudit, Difference, audit, report_json
 from scheduler.snapshots import oldest_snapshot
 from schemas.codec import encode_decision
 from sie_stream import __version__
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json, show_text
 from sie_stream.decisions import Decision
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
@@ -53,7 +53,7 @@ def decisions(
     if output is OutputFormat.JSON:
         show_json(report_json(report))
     else:
-        typer.echo("\n".join(in_words(report)))
+        show_text("\n".join(in_words(report)))
     if not report.same:
         raise typer.Exit(1)
 

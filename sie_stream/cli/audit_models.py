@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 
 from scheduler.launches import WEIGHT_SUFFIXES
-from schemas.codec import decode_cluster, decode_row
+from schemas.codec import decode_cluster
 from schemas.wire import CodecError
+from sie_stream.cli.audit_contents import declared_rows
 from sie_stream.commands import ApplyModel, StartRollout
 from sie_stream.control import ModelRow
-from sie_stream.edge.tables import latest_values, read_to_end
+from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicNames
 from sie_stream.ports import LogReader
@@ -36,7 +37,7 @@ def write_models(
     Returns which are there, and how many results have none.
     """
     folder.mkdir()
-    rows = {name: decode_row(value, ModelRow) for name, value in latest_values(reader, names.models).items()}
+    rows = declared_rows(reader, names.models, lambda _told: None)  # told when the payloads were read
     written = []
     for name, row in rows.items():
         _write(folder / name, row)

@@ -16,7 +16,7 @@ from schemas.wire import CodecError
 from sie_stream.auditing.deeds import Deeds, deeds_of
 from sie_stream.auditing.requests import Commits, RequestAudit, RequestVerifier, Stream, Stretch
 from sie_stream.cli.declared_outputs import declared_outputs
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, show_json, show_text
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.since import since_ms
 from sie_stream.cli.trace_lookup import Routes, fetch, work_id
@@ -84,7 +84,7 @@ def verify(
     if output is OutputFormat.JSON:
         show_json({"proven": report.proven, **msgspec.to_builtins(report)})
     else:
-        typer.echo("\n".join(in_words(report)))
+        show_text("\n".join(in_words(report)))
     if not report.proven:
         raise typer.Exit(1)
 

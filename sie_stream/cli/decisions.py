@@ -14,7 +14,15 @@ from schemas.codec import decode_decision
 from schemas.wire import CodecError
 from sie_stream.cli.ask import ask, show_answer
 from sie_stream.cli.known import declared_models, names_in, refuse_unknown
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    error_console,
+    json_line,
+    show_json,
+    show_text,
+)
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.control import UndoDecision
 from sie_stream.decisions import Decision, MemoryChange, Move, SolverRun, about, concerns, place_of
@@ -75,9 +83,9 @@ def decisions(
         for entry in asked:
             count += 1
             if output is OutputFormat.JSON:
-                typer.echo(msgspec.json.encode(as_json(entry)).decode())
+                typer.echo(json_line(as_json(entry)))
             else:
-                typer.echo("\n".join(lines(entry)))
+                show_text("\n".join(lines(entry)))
         if not count:
             if model:
                 refuse_unknown("--model", model, known_names(reader, topics))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import getpass
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from schemas.codec import decode_row
+from schemas.wire import CodecError
 from sie_stream.cli.ask import NotReady, Tick, ask, of_kind
+from sie_stream.cli.workers import cluster_state
 from sie_stream.control import ApplyModel, Decision, DeleteModel, InstanceRow, ReplicaRow
 from sie_stream.edge.connection import Connection
-from sie_stream.errors import ConfigError
+from sie_stream.errors import ConfigError, SieError
 from sie_stream.ids import TopicPartition
+from sie_stream.records import LogRecord
 from sie_stream.rollout_records import STABLE
-from sie_stream.spec import KIND, ModelSpec, parse_documents, to_json
+from sie_stream.spec import BUILT_IN_BACKENDS, KIND, ModelSpec, parse_documents, to_json
 
 SUFFIXES = (".yaml", ".yml", ".json")
 APPLY_ANSWERS = frozenset({"model_accepted", "model_rejected", "model_unchanged", "rollout_started"})
@@ -28,10 +31,27 @@ API_VERSION_IN_JSON = re.compile(r'"apiVersion"\s*:\s*"')
 POLL_MS = 50
 
 
-def load_specs(path: Path) -> list[tuple[ModelSpec, Path]]:
+def specs_for(connect: Callable[[], Connection], path: Path) -> tuple[list[tuple[ModelSpec, Path]], Connection]:
+    """As `load_specs`, and the connection; backends that are not built in are those that workers have told of.
+
+    A backend is installed beside workers, which may be elsewhere: what is installed here says nothing.
+    """
+    specs = load_specs(path, None)
+    try:
+        connection = connect()
+    except SieError:
+        load_specs(path, BUILT_IN_BACKENDS)  # without workers to ask, a misspelt name is the nearer mistake
+        raise
+    if {spec.backend.name for spec, _ in specs} - set(BUILT_IN_BACKENDS):
+        told = {name for worker in cluster_state(connection).workers.values() for name in worker.backends}
+        load_specs(path, (*BUILT_IN_BACKENDS, *sorted(told - set(BUILT_IN_BACKENDS))))
+    return specs, connection
+
+
+def load_specs(path: Path, backends: Collection[str] | None = BUILT_IN_BACKENDS) -> list[tuple[ModelSpec, Path]]:
     """Declarations of a file, or of all files below a folder, each with the folder its relative paths start from.
 
-    Raises ConfigError when there is none, SpecError when one is wrong.
+    backends: names that may be used; None: any. Raises ConfigError when there is none, SpecError when one is wrong.
     """
     if not path.exists():
         raise ConfigError(f"--file {path}: no such file or folder")
@@ -40,7 +60,7 @@ def load_specs(path: Path) -> list[tuple[ModelSpec, Path]]:
     )
     if not files:
         raise ConfigError(f"--file {path}: no declarations ({', '.join(SUFFIXES)}) below this folder")
-    return [(spec, file.parent) for file in files for spec in parse_documents(file.read_text(), str(file))]
+    return [(spec, file.parent) for file in files for spec in parse_documents(file.read_text(), str(file), backends)]
 
 
 def _is_declaration(path: Path) -> bool:
@@ -160,12 +180,19 @@ def wait_ready(
                 if record.value is None:
                     rows.pop(record.key or b"", None)
                 else:
-                    rows[record.key or b""] = decode_row(record.value, InstanceRow)
+                    _take(rows, record)
             tick()
             if time.monotonic() > deadline:
                 raise NotReady(why_not(left, states, f"not ready after {timeout_s:.0f} s:"))
     finally:
         reader.close()
+
+
+def _take(rows: dict[bytes, InstanceRow], record: LogRecord) -> None:
+    try:
+        rows[record.key or b""] = decode_row(record.value, InstanceRow)
+    except CodecError:
+        rows.pop(record.key or b"", None)  # somebody else's record: `sie-stream get instances` tells of it
 
 
 def why_not(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -> str:

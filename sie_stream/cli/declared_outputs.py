@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Raw
 
 from schemas.codec import decode_row
+from sie_stream.cli.output import tell
 from sie_stream.control import ModelRow
-from sie_stream.edge.tables import latest_values
+from sie_stream.edge.tables import latest_rows
 from sie_stream.ids import TopicNames
 from sie_stream.ports import LogReader
 from sie_stream.privacy.declared import NO_SCHEMA, Declaration, DeclaredOutputs
@@ -38,6 +39,5 @@ def declared_in(book: VersionBook) -> Iterator[Declaration]:
 
 
 def _in_force(reader: LogReader, names: TopicNames) -> Iterator[Declaration]:
-    for value in latest_values(reader, names.models).values():
-        row = decode_row(value, ModelRow)
+    for row in latest_rows(reader, names.models, lambda value: decode_row(value, ModelRow), tell).values():
         yield row.model, row.version, bytes(msgspec.json.decode(row.spec, type=_Spec).output_schema)

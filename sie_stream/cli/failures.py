@@ -14,7 +14,7 @@ from schemas.wire import CodecError
 from sie_stream.auditing.failures import AnswerSearch, Failure, failures_of
 from sie_stream.cli.decisions import known_names, logged
 from sie_stream.cli.known import refuse_unknown
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json
+from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console, show_json, show_text
 from sie_stream.cli.since import shown_time, since_ms
 from sie_stream.decisions import Decision
 from sie_stream.decisions import concerns as about_model
@@ -63,7 +63,7 @@ def failures(
         show_json([as_json(one) for one in wanted])
         return
     for one in wanted:
-        typer.echo("\n".join(lines(one)))
+        show_text("\n".join(lines(one)))
     if not wanted:
         error_console.print("no failures")
 

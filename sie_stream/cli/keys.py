@@ -15,7 +15,16 @@ import msgspec
 import typer
 
 from sie_stream.cli.declared_outputs import declared_outputs
-from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json, with_examples
+from sie_stream.cli.output import (
+    BootstrapOption,
+    OutputFormat,
+    OutputOption,
+    console,
+    json_line,
+    show_json,
+    tell,
+    with_examples,
+)
 from sie_stream.cli.since import shown_time
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import load_settings
@@ -206,8 +215,8 @@ def _tell_opened(place: str, result: dict[str, Any], opener: Opener, declared: D
     """How many of its values cannot be read."""
     outputs, refused = plain_outputs(opener, declared, result)
     for why in refused:
-        typer.echo(f"{place}: {why}", err=True)
-    typer.echo(msgspec.json.encode({**result, "outputs": outputs}).decode())
+        tell(f"{place}: {why}")
+    typer.echo(json_line({**result, "outputs": outputs}))
     return len(refused)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from scheduler.device_classes import DeviceClass, classes_of
 from scheduler.life import life_of
 from schemas.codec import decode_row
 from sie_stream.cli.ask import nothing
-from sie_stream.cli.declare import awaited, declare, load_specs, rolls_out, wait_ready
+from sie_stream.cli.declare import awaited, declare, rolls_out, specs_for, wait_ready
 from sie_stream.cli.declare import delete as delete_declared
 from sie_stream.cli.fleet import topologies
 from sie_stream.cli.output import (
@@ -26,15 +26,17 @@ from sie_stream.cli.output import (
     OutputOption,
     console,
     pick,
+    say,
     show_json,
     show_rows,
+    tell,
 )
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.queued import fate, queued, topic_of
 from sie_stream.cli.workers import cluster_state, worker_rows
 from sie_stream.control import InstanceRow, ModelRow, PlacementRow, RouteRow
 from sie_stream.edge.connection import Connection
-from sie_stream.edge.tables import latest_values
+from sie_stream.edge.tables import latest_rows
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import instance_id
 from sie_stream.rollout_records import STABLE
@@ -61,8 +63,7 @@ def apply(
       sie-stream apply -f .models/wine-rf
       sie-stream apply -f models/ --no-wait -o json
     """
-    specs = load_specs(file)
-    connection = Connection.open(bootstrap_servers)
+    specs, connection = specs_for(lambda: Connection.open(bootstrap_servers), file)
     decisions = declare(connection, specs, timeout_s, nothing)
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     wanted = awaited(decisions)
@@ -106,7 +107,7 @@ def get(
 def _table(connection: Connection, topic: str, row_type: type[Any]) -> list[Any]:
     reader = connection.reader()
     try:
-        return [decode_row(value, row_type) for value in latest_values(reader, topic).values()]
+        return list(latest_rows(reader, topic, lambda value: decode_row(value, row_type), tell).values())
     finally:
         reader.close()
 
@@ -227,25 +228,15 @@ def describe(
         states = {"instance_state": instance, "life": life, "placement": placement, "notices": notices}
         show_json({**found, **states, "capability": capability})
         return
-    console.print(
-        f"[bold]{name}[/] {found['version']}  {found['instance']}  {instance.get('status', '?')}", highlight=False
-    )
-    if instance.get("message"):
-        console.print(f"message: {instance['message']}", highlight=False)
-    for sentence in notices:
-        console.print(sentence, highlight=False)
-    console.print(f"replicas: {', '.join(placement.get('replicas', [])) or 'none'}", highlight=False)
-    for line in instance.get("variants", []):
-        console.print(f"beside it: {line}", highlight=False)
-    console.print(f"partitions: {', '.join(placement.get('partitions', [])) or 'none'}", highlight=False)
+    _describe_state(found, instance, placement, notices)
     show_rows(
         life_rows(instance), ["step", "after_ms", "took_ms", "words"], output, empty="no step of its life is known"
     )
     if found["not_enforced"]:
-        console.print(f"declared, not enforced yet: {', '.join(found['not_enforced'])}", highlight=False)
+        say(f"declared, not enforced yet: {', '.join(found['not_enforced'])}")
     show_rows(matrix_rows(matrix), list(ROW_COLUMNS), output, empty="no live worker to run it")
     for sentence in matrix.assumptions:
-        console.print(sentence, highlight=False)
+        say(sentence)
     console.print_json(json.dumps(found["spec"]))
 
 
@@ -258,6 +249,20 @@ def missing_topics(connection: Connection) -> list[str]:
         f"{connection.settings.topics.keys} does not exist, so workers with a key ring (pii_keys) load no model: "
         "run `sie-stream topics apply`"
     ]
+
+
+def _describe_state(
+    found: Mapping[str, Any], instance: Mapping[str, Any], placement: Mapping[str, Any], notices: Sequence[str]
+) -> None:
+    say(f"{found['model']} {found['version']}  {found['instance']}  {instance.get('status', '?')}", style="bold")
+    if instance.get("message"):
+        say(f"message: {instance['message']}")
+    for sentence in notices:
+        say(sentence)
+    say(f"replicas: {', '.join(placement.get('replicas', [])) or 'none'}")
+    for line in instance.get("variants", []):
+        say(f"beside it: {line}")
+    say(f"partitions: {', '.join(placement.get('partitions', [])) or 'none'}")
 
 
 def life_rows(instance: Mapping[str, Any]) -> Rows:
@@ -291,9 +296,9 @@ def delete(
     if output is OutputFormat.JSON:
         show_json({**msgspec.to_builtins(decision), "queued": waiting})
     else:
-        console.print(f"{decision.subject}: {decision.kind}: {decision.reason}", highlight=False)
+        say(f"{decision.subject}: {decision.kind}: {decision.reason}")
         if deleting:
-            console.print(fate(decision, topic, waiting), highlight=False)
+            say(fate(decision, topic, waiting))
     if decision.kind == "delete_ignored":
         raise typer.Exit(1)
 

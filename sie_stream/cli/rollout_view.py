@@ -14,6 +14,7 @@ from rich.text import Text
 from scheduler.rollout import FULL, Ending, RolloutState, StepSeen
 from scheduler.state import ClusterState, ModelState
 from scheduler.verdicts import GateResult
+from sie_stream.cli.output import as_text
 from sie_stream.cli.since import shown_time
 from sie_stream.ids import variant_unit
 from sie_stream.sketch import quantile
@@ -170,7 +171,7 @@ def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], indent: in
     for row in rows:
         cells = [_cell(row[column]) for column in columns]
         style = "bold" if row.get("state") in ("now", "adopting") else "dim" if row.get("state") == "to come" else ""
-        table.add_row(" " * indent + cells[0], *cells[1:], style=style)
+        table.add_row(*as_text((" " * indent + cells[0], *cells[1:])), style=style)
     return table
 
 

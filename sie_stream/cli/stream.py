@@ -21,6 +21,8 @@ from sie_stream.cli.output import (
     OutputOption,
     console,
     error_console,
+    json_line,
+    one_line,
     pick,
     show_json,
 )
@@ -205,7 +207,7 @@ def results(
         picked = (result for result in found if model in (None, result.model) and status in (None, result.status))
         if follow and not request_id:
             for result in picked:
-                typer.echo(msgspec.json.encode(result).decode() if output is OutputFormat.JSON else _line(result))
+                typer.echo(json_line(result) if output is OutputFormat.JSON else _line(result))
             return
         rows = newest(picked, limit)
     if model is not None and model not in models:
@@ -245,10 +247,10 @@ def show_results(found: list[InferenceResult], output: OutputFormat) -> None:
 def _line(result: InferenceResult) -> str:
     """One result for people: what was asked, how it ended, how long it took, and the answer or the reason below."""
     model = f"{result.model}@{result.version}" if result.version else result.model
-    head = f"{result.request_id}  {result.status:<8}  {model or '-'}  {result.timings_ms.total:.1f} ms"
+    head = one_line(f"{result.request_id}  {result.status:<8}  {model or '-'}  {result.timings_ms.total:.1f} ms")
     if result.error is not None:
         field = f" (field {result.error.field})" if result.error.field else ""
-        return f"{head}\n    {result.error.code}: {result.error.message}{field}"
+        return f"{head}\n    {one_line(f'{result.error.code}: {result.error.message}{field}')}"
     return f"{head}\n    {_short(json.dumps(result.outputs))}"
 
 

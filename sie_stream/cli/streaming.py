@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import typer
 
-from sie_stream.cli.output import OutputFormat, error_console
+from sie_stream.cli.output import OutputFormat, error_console, json_line, printable
 from sie_stream.client.requests import InferenceResult
 from sie_stream.client.streaming import TextDelta
 from sie_stream.client.sync_client import Client
@@ -29,12 +29,12 @@ def show_stream(
     for found in client.stream(model, inputs, timeout_s=timeout_s, **options):
         if output is OutputFormat.JSON:
             kind = "delta" if isinstance(found, TextDelta) else "result"
-            typer.echo(msgspec.json.encode({"kind": kind, **msgspec.to_builtins(found)}).decode())
+            typer.echo(json_line({"kind": kind, **msgspec.to_builtins(found)}))
         elif isinstance(found, TextDelta):
             if found.restarted:
                 typer.echo()
                 error_console.print("(the answer was begun again)")
-            typer.echo(found.text, nl=False)
+            typer.echo(printable(found.text), nl=False)
         if isinstance(found, InferenceResult):
             if output is not OutputFormat.JSON:
                 typer.echo()
@@ -43,6 +43,7 @@ def show_stream(
                     f"{found.request_id}  {found.model}@{found.version}  {usage.completion_tokens} tokens  first after "
                     f"{found.timings_ms.first_token:.0f} ms, all after {found.timings_ms.total:.0f} ms",
                     highlight=False,
+                    markup=False,
                 )
             return found
     raise AssertionError("a stream ends with its result")

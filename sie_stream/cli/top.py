@@ -18,7 +18,14 @@ from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, c
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
-from sie_stream.telemetry import MODEL_GONE_MS, MODELS_TOLD_EVERY_MS, DeviceSample, EngineSample, ModelSample
+from sie_stream.telemetry import (
+    MODEL_GONE_MS,
+    MODELS_TOLD_EVERY_MS,
+    DeviceSample,
+    EngineSample,
+    ModelSample,
+    implausible,
+)
 
 BACK_MS = MODELS_TOLD_EVERY_MS + 5_000
 """So far back the newest sample of every model is found."""
@@ -97,6 +104,8 @@ class Board:
         self.devices[key] = sample
         for model in sample.models:
             seen = self.models.setdefault((*key, model.model, model.version), [])
+            if seen and sample.at_ms <= seen[-1][0]:  # a clock that stands still or goes back says nothing about rates
+                seen.clear()
             seen.append((sample.at_ms, model))
             while len(seen) > 1 and sample.at_ms - seen[1][0] >= RATE_OVER_MS:
                 seen.pop(0)
@@ -117,9 +126,11 @@ def readings(connection: Connection, board: Board, until: float) -> Iterator[Non
         while time.monotonic() < until:
             for record in reader.poll(POLL_MAX, WAIT_MS):
                 try:
-                    board.add(decode_row(record.value, DeviceSample))
+                    sample = decode_row(record.value, DeviceSample)
                 except CodecError:
-                    continue  # somebody else's record: `sie-stream doctor` is for that
+                    continue  # somebody else's record
+                if not implausible(sample, round(time.time() * 1_000)):
+                    board.add(sample)
             yield
     finally:
         reader.close()

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from schemas.codec import decode_result
 from sie_stream import __version__
@@ -20,6 +21,7 @@ from sie_stream.cli.output import (
     BootstrapOption,
     OutputFormat,
     OutputOption,
+    as_text,
     console,
     error_console,
     show_json,
@@ -157,14 +159,10 @@ def _show(found: Trace) -> None:
     for step in found.steps:
         took = "" if step.lasted_ms is None else f"{step.lasted_ms:.1f}"
         what = f"{step.what}  [{step.where}]" if step.where else step.what
-        table.add_row(f"{step.at_ms - begun:+d}", step.stage, took, _plain(what))
+        table.add_row(f"{step.at_ms - begun:+d}", step.stage, took, Text(what))
     console.print(table)
     for note in found.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 def _begun(found: Trace) -> int:
@@ -261,5 +259,6 @@ def _slow_table(slow: tuple[Slow, ...]) -> None:
     for name in ("TOTAL MS", "REQUEST", "FINISHED", "BATCH"):
         table.add_column(name, overflow="fold")
     for entry in slow:
-        table.add_row(f"{entry.total_ms:.1f}", entry.request_id, shown_time(entry.finished_ms), entry.batch or "-")
+        cells = (f"{entry.total_ms:.1f}", entry.request_id, shown_time(entry.finished_ms), entry.batch or "-")
+        table.add_row(*as_text(cells))
     console.print(table)

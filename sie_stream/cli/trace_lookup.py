@@ -12,12 +12,13 @@ from processors.ingress.decode import Bound, remembered_id
 from schemas.codec import decode_result, decode_row, decode_work
 from schemas.result_codec import RESULT_FRAME
 from schemas.wire import HEADER_BYTES, CodecError, read_span
+from sie_stream.cli.output import tell
 from sie_stream.cli.progress import progress_bars
 from sie_stream.control import RouteRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.request_index import RequestIndex
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
-from sie_stream.edge.tables import latest_values
+from sie_stream.edge.tables import latest_rows
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.partitioner import keyed_partition
 from sie_stream.ports import LogReader
@@ -41,8 +42,8 @@ class Routes:
     """The route table as it is now, and what follows from it for reading request topics."""
 
     def __init__(self, reader: LogReader, names: TopicNames) -> None:
-        rows = (decode_row(value, RouteRow) for value in latest_values(reader, names.routes).values())
-        self.by_model: dict[str, RouteRow] = {row.model: row for row in rows}
+        rows = latest_rows(reader, names.routes, lambda value: decode_row(value, RouteRow), tell)
+        self.by_model: dict[str, RouteRow] = {row.model: row for row in rows.values()}
         self._names = names
         self._bound = {
             row.input_topic: Bound(row.instance, row.input_deserializer, "")

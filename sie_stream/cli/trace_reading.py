@@ -227,7 +227,10 @@ class Collector:
         value = latest_values(self._reader, self._names.placements).get(unit)
         if value is None:
             return None
-        row = decode_row(value, PlacementRow)
+        try:
+            row = decode_row(value, PlacementRow)
+        except CodecError:
+            return None  # somebody else's record
         return next((held for held in row.partitions if held.partition == partition), None)
 
     # ------------------------------------------------------------ control plane

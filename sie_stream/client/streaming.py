@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
-from schemas.codec import decode_token_delta
+from schemas.codec import CodecError, decode_token_delta
 from sie_stream.client.requests import InferenceResult, RequestFailed, ResultTimeout
 from sie_stream.errors import Retriable, SieError
 from sie_stream.ids import TopicPartition
@@ -145,8 +145,12 @@ class TokenWatcher:
         for record in records:
             with self._lock:
                 inbox = self._inboxes.get((record.key or b"").decode("utf-8", "replace"))
-            if inbox is not None:
+            if inbox is None:
+                continue
+            try:
                 inbox.put(decode_token_delta(record.value))
+            except CodecError:
+                continue  # no delta: what is missing comes with the result
 
     def close(self) -> None:
         self._stopping.set()

@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
 from typing import Any, Self
 
-from schemas.codec import decode_result
+from schemas.codec import CodecError, decode_result
 from sie_stream.client.requests import InferenceResult, Request, RequestFailed, ResultTimeout, from_record, to_write
 from sie_stream.client.streaming import TextDelta, TokenWatcher, unroll
 from sie_stream.client.watcher import ResultWatcher
@@ -144,7 +144,10 @@ class Client:
                 except Retriable:
                     continue
                 for record in records:
-                    result = decode_result(record.value or b"")
+                    try:
+                        result = decode_result(record.value)
+                    except CodecError:
+                        continue  # no result: `sie-stream audit verify` tells of it
                     if not request_ids or result.request_id in wanted:
                         wanted.discard(result.request_id)
                         yield from_record(result)

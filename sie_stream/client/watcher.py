@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from schemas.codec import decode_result
+from schemas.codec import CodecError, decode_result
 from sie_stream.client.requests import InferenceResult, from_record
 from sie_stream.errors import Retriable, SieError
 from sie_stream.ids import TopicPartition
@@ -60,13 +60,14 @@ class ResultWatcher:
         except Retriable:
             return
         for record in records:
-            if record.value is None:
-                continue
-            result = decode_result(record.value)
+            try:
+                result = from_record(decode_result(record.value))
+            except CodecError:
+                continue  # no result: somebody else wrote it, and nobody waits for it
             with self._lock:
                 future = self._waiting.pop(result.request_id, None)
             if future is not None:
-                future.set_result(from_record(result))
+                future.set_result(result)
 
     def _fail_all(self, error: SieError) -> None:
         with self._lock:

@@ -41,7 +41,10 @@ def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
 class _Outbox:
     """The producer, and the first delivery error since somebody asked."""
 
-    def __init__(self, config: Mapping[str, object], record_bytes_max: int) -> None:
+    def __init__(
+        self, config: Mapping[str, object], record_bytes_max: int, unknown_budget_s: float = UNKNOWN_BUDGET_S
+    ) -> None:
+        self._unknown_budget_s = unknown_budget_s
         self.producer = Producer({**config, "on_delivery": self._delivered}, logger=logger)
         self.record_bytes_max = record_bytes_max
         self._failed: LogError | None = None
@@ -82,8 +85,9 @@ class _Outbox:
             if isinstance(raised, KafkaException):
                 if kafka_error(raised).code() not in GONE_CODES:
                     raise from_exception(raised, doing) from raised
-                self._refresh_metadata(write.topic)
-                budget_s = UNKNOWN_BUDGET_S
+                budget_s = self._unknown_budget_s
+                if budget_s > 0:
+                    self._refresh_metadata(write.topic)
             if time.monotonic() - started >= budget_s:
                 raise Retriable(f"{doing}: {raised}") from raised
             self.producer.poll(0.02)
@@ -269,12 +273,16 @@ class KafkaPlainWriter:
         overrides: Mapping[str, str] | None = None,
         record_bytes_max: int = RECORD_BYTES_MAX,
         delivery_timeout_ms: int = 30_000,
+        unknown_budget_s: float = UNKNOWN_BUDGET_S,
     ) -> None:
+        """unknown_budget_s: how long a write waits for a topic that is not there; 0: it does not, and the client looks
+        for the topic by itself.
+        """
         config = writer_config(bootstrap, None, record_bytes_max) | {
             "linger.ms": 2,
             "message.timeout.ms": delivery_timeout_ms,
         }
-        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max)
+        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max, unknown_budget_s)
         self._pulse = Pulse("nothing could be delivered")
         self._waiting = 0
 

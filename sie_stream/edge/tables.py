@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
 
+from schemas.wire import CodecError
 from sie_stream.errors import FatalLogError, Retriable
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import LogReader
 from sie_stream.records import LogRecord
 
 AnswerT = TypeVar("AnswerT")
+RowT = TypeVar("RowT")
 RETRY_S = 0.1
 
 
@@ -68,12 +70,30 @@ def patiently(call: Callable[[], AnswerT], deadline: float) -> AnswerT:
 
 
 def latest_values(reader: LogReader, topic: str) -> dict[str, bytes]:
-    """Newest value per key of a compacted topic, in key order; deleted keys are left out."""
+    """Newest value per key of a compacted topic, in key order; deleted keys are left out.
+
+    A key that is no UTF-8 is shown with replacements: whoever may write to the topic may have written it.
+    """
     rows: dict[str, bytes] = {}
     for record in read_to_end(reader, topic):
-        key = (record.key or b"").decode()
+        key = (record.key or b"").decode(errors="replace")
         if record.value is None:
             rows.pop(key, None)
         else:
             rows[key] = record.value
     return dict(sorted(rows.items()))
+
+
+def latest_rows(
+    reader: LogReader, topic: str, decode: Callable[[bytes], RowT], tell: Callable[[str], None]
+) -> dict[str, RowT]:
+    """The newest row per key, in key order. One that cannot be read is told and left out, as the processes do that
+    follow the table: a record that somebody else wrote must not hide all others.
+    """
+    rows: dict[str, RowT] = {}
+    for key, value in latest_values(reader, topic).items():
+        try:
+            rows[key] = decode(value)
+        except CodecError as error:
+            tell(f"{topic}, key {key!r}: left out, it is no row of this table: {error}")
+    return rows

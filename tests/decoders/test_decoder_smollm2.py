@@ -188,7 +188,7 @@ def test_a_replica_placed_in_int8_runs_in_int8() -> None:
     assert isinstance(model, DecoderModel)
     golden = [json.loads(line) for line in (SMOLLM2 / "golden.jsonl").read_text().splitlines()]
     asked = [ask(str(n), one["token_ids"], **one["parameters"]) for n, one in enumerate(golden)]
-    settings = {"kv_mb": 180, "context_tokens": 2048, "max_tokens": 48}
+    settings: dict[str, Any] = {"kv_mb": 180, "context_tokens": 2048, "max_tokens": 48}
     asked_for = load(SMOLLM2, precision="int8", **settings)
     assert model.trunk == asked_for.trunk
     assert [one.token_ids for one in model.run(asked)] == [one.token_ids for one in asked_for.run(asked)]

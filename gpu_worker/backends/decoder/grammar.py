@@ -16,6 +16,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
+from gpu_worker.backends.base import FORM_ENDED, INVALID_FORM
 from gpu_worker.decoding.parameters import JsonSchemaFormat, RegexFormat, ResponseFormat
 
 COMPILED_MAX = 64
@@ -68,7 +69,10 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarRefused("grammar_failed", self._matcher.get_error())
+            said = self._matcher.get_error().partition("<state>")[0]  # then follows its inner state
+            raise GrammarRefused(
+                FORM_ENDED, f"parameters.response_format: no answer of this model goes on in this form: {said}"
+            )
 
 
 class Grammars:
@@ -106,9 +110,9 @@ class Grammars:
             grammar = grammar_of(form)
             matcher = LLMatcher(self._vocabulary_tables(), grammar, log_level=0)
         except ValueError as error:
-            raise GrammarRefused("invalid_response_format", str(error)) from error
+            raise GrammarRefused(INVALID_FORM, str(error)) from error
         if matcher.is_error():
-            raise GrammarRefused("invalid_response_format", matcher.get_error())
+            raise GrammarRefused(INVALID_FORM, matcher.get_error())
         return matcher
 
     def _vocabulary_tables(self) -> LLTokenizer:
@@ -134,9 +138,9 @@ def grammar_of(form: ResponseFormat) -> str:
         text = bytes(form.schema).decode()
         if len(text) > SCHEMA_BYTES_MAX:
             message = f"the schema has {len(text)} characters, allowed are {SCHEMA_BYTES_MAX}."
-            raise GrammarRefused("invalid_response_format", message)
+            raise GrammarRefused(INVALID_FORM, message)
         if not text.lstrip().startswith("{"):
-            raise GrammarRefused("invalid_response_format", "the schema must be a JSON object.")
+            raise GrammarRefused(INVALID_FORM, "the schema must be a JSON object.")
         # Compact: a small model that may write blanks between two items may never stop writing them.
         return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
     return LLMatcher.grammar_from_regex(form.pattern)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from sie_stream.cli.output import console
+from sie_stream.cli.output import as_text, console
 from sie_stream.replay.compare import CAUSES
 from sie_stream.replay.report import Difference, ModelReport, Report, Spread
 
@@ -100,7 +100,7 @@ def _differences(found: tuple[Difference, ...]) -> None:
     table = _table("request", "place", "cause", "fields", "before", "after")
     for one in found[:LISTED]:
         place = f"{one.place.topic}[{one.place.partition}]@{one.place.offset}" if one.place.topic else "-"
-        table.add_row(one.request_id, place, one.cause, ", ".join(one.fields), one.before, one.after)
+        table.add_row(*as_text((one.request_id, place, one.cause, ", ".join(one.fields), one.before, one.after)))
     console.print(table)
     if len(found) > LISTED:
         console.print(f"{LISTED} of {len(found)} listed differences; the others with -o json, --html or --parquet")

@@ -30,8 +30,12 @@ def test_a_decoder_is_loaded_in_the_precision_it_was_placed_in(precision: str, l
     assert isinstance(same, OnTrunk)
     assert ours.trunk == same.trunk
     assert ours.memory_bytes == same.memory_bytes
-    assert placed(language_model, precision, precision=precision).trunk == same.trunk
-    assert (ours.trunk == load(language_model).trunk) == (precision == "fp32")
+    both = placed(language_model, precision, precision=precision)
+    dense = load(language_model)
+    assert isinstance(both, OnTrunk)
+    assert isinstance(dense, OnTrunk)
+    assert both.trunk == same.trunk
+    assert (ours.trunk == dense.trunk) == (precision == "fp32")
 
 
 def test_an_encoder_is_loaded_in_the_precision_it_was_placed_in(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -11,16 +12,27 @@ from msgspec import Raw
 
 from scheduler.limits import RETRIES_MAX
 from schemas.codec import encode_decision
-from sie_stream.cli.declare import awaited, declare, delete, is_given_up, is_ready, load_specs, rolls_out, why_not
+from sie_stream.cli import declare as declare_module
+from sie_stream.cli.declare import (
+    awaited,
+    declare,
+    delete,
+    is_given_up,
+    is_ready,
+    load_specs,
+    rolls_out,
+    specs_for,
+    why_not,
+)
 from sie_stream.control import ApplyModel, DeleteModel, InstanceRow
 from sie_stream.decisions import Decision
-from sie_stream.edge.connection import Connection
+from sie_stream.edge.connection import Connection, NotRunning
 from sie_stream.errors import ConfigError
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
-from sie_stream.spec import parse_object
+from sie_stream.spec import SpecError, parse_object
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, fail, running, spec_json
 from tests.unit.scheduler.rolling import Rolling
 from tests.unit.scheduler.test_sleep import asleep
@@ -161,3 +173,28 @@ def test_a_kind_nobody_knows_is_refused_also_in_a_folder_of_other_files(tmp_path
         load_specs(tmp_path)
     assert "'ModelServce' is not a known kind. Allowed: ModelService, List, ModelServiceList" in str(caught.value)
     assert "Did you mean 'ModelService'?" in str(caught.value)
+
+
+def test_a_backend_beside_the_workers_may_be_declared_and_a_misspelt_one_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = SimpleNamespace(workers={"w0": SimpleNamespace(backends=("rules", "torch"))})
+    monkeypatch.setattr(declare_module, "cluster_state", lambda _connection: state)
+    connection = cast(Connection, object())
+    file = tmp_path / "topics.yaml"
+    declaration = "name: topics\nversion: 1.0.0\nsource: .\nservice_type: classification\nmin_gpu_memory_mb: 1\n"
+    file.write_text(declaration + "backend: rules\n")
+    [(spec, _)], _ = specs_for(lambda: connection, file)
+    assert spec.backend.name == "rules"
+    file.write_text(declaration + "backend: rulez\n")
+    with pytest.raises(SpecError, match="rules"):
+        specs_for(lambda: connection, file)
+
+    def nobody() -> Connection:
+        raise NotRunning("no broker")
+
+    with pytest.raises(SpecError, match="rulez"):
+        specs_for(nobody, file)
+    file.write_text(declaration + "backend: torch\n")
+    with pytest.raises(NotRunning):
+        specs_for(nobody, file)

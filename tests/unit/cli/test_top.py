@@ -36,6 +36,13 @@ def test_use_is_what_the_gpu_says_and_without_one_what_engines_hold() -> None:
     assert [(row["used_mb"], row["memory_mb"]) for row in device_rows(board, 0)] == [(90, 512), (300, 512), (90, 512)]
 
 
+def test_a_clock_that_stands_still_or_goes_back_fills_no_memory() -> None:
+    board = Board()
+    for number in range(5_000):
+        board.add(sample(1_000 - number % 2, model(number)))
+    assert max(len(seen) for seen in board.models.values()) <= 2
+
+
 def test_a_model_that_is_told_no_more_does_nothing_any_more() -> None:
     board = Board()
     for second in range(5):

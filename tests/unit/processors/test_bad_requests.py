@@ -11,7 +11,8 @@ from msgspec import Raw
 from processors.ingress.events import BatchAborted
 from schemas import codec
 from sie_stream.records import REQUEST_ID_HEADER, Headers, InferenceRequest, Status
-from tests.unit.processors.kit import NOW_MS, body, machine, record, route, take_up
+from tests.unit.processors.kit import NOW_MS, Encoders, body, machine, record, route, take_up
+from tests.unit.processors.test_egress import Words
 
 DEEP = b'{"model":"wine","inputs":{"x":' + b"[" * 100 + b"]" * 100 + b"}}"
 VERY_DEEP = b'{"model":"wine","inputs":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
@@ -172,3 +173,14 @@ def test_a_missing_work_topic_is_noticed_after_an_abort() -> None:
     error = again.results[0].error
     assert error is not None
     assert error.code == "model_unavailable"
+
+
+def test_inputs_without_a_text_are_the_fault_of_the_request_not_of_the_engine() -> None:
+    ingress = machine(
+        route("text", tokenizer="t.json", input_schema={"type": "object"}), encoders=Encoders({"t.json": Words()})
+    )
+    nothing = take_up(ingress, record(body(model="text", inputs={})))
+    error = nothing.results[0].error
+    assert error is not None
+    assert (nothing.results[0].status, error.code, error.field) == ("rejected", "missing_field", "inputs")
+    assert take_up(ingress, record(body(model="text", inputs={"prompt": "ab"}), offset=1)).work[0].token_ids

@@ -9,17 +9,26 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from processors.edge.prometheus import Exporter
-from processors.metrics.book import FORGET_MS, MODELS_MAX, UP_MS, MetricsBook
+from processors.metrics.book import DEVICE_MODELS_MAX, DEVICES_MAX, FORGET_MS, MODELS_MAX, UP_MS, MetricsBook
 from processors.metrics.families import Family, HistogramFamily
 from processors.metrics.host import MetricsHost
-from processors.turns import Ports
+from processors.turns import Ports, Silence
 from schemas import codec
 from sie_stream.errors import ConfigError
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite, Result, Usage
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
-from sie_stream.telemetry import MODEL_GONE_MS, DeviceSample, EngineSample, GpuSample, ModelSample, SequenceCounts
+from sie_stream.telemetry import (
+    CLOCK_AHEAD_MS,
+    MODEL_GONE_MS,
+    DeviceSample,
+    EngineSample,
+    GpuSample,
+    ModelSample,
+    SequenceCounts,
+    implausible,
+)
 from tests.unit.processors.kit import NAMES, route
 from tests.unit.processors.test_outcome_windows import result
 
@@ -126,6 +135,48 @@ def test_a_model_that_left_its_device_keeps_its_counters_and_loses_its_gauges() 
     assert value(book, "sie_model_batches", "w0", "cpu:0", "churn") == 5
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory_bytes": 10**400},
+        {"busy_bp": -1},
+        {"at_ms": 1_000 + CLOCK_AHEAD_MS + 1},
+        {"worker": "w\n# HELP sie_requests"},
+        {"device": "x" * 1_000},
+        {"engines": (EngineSample("sklearn", 7, 90, 1_500, 4, 1),) * 2},
+        {"models": (structs.replace(model(1), busy_ms=2**53),)},
+        {"models": (structs.replace(model(1), size_entropy_bits=float("nan")),)},
+        {"models": (structs.replace(model(1), sequences=SequenceCounts(prompt_tokens=-1)),)},
+        {"gpu": GpuSample(power_mw=2**60)},
+    ],
+    ids=str,
+)
+def test_a_sample_that_cannot_be_true_is_told_and_not_counted(changes: dict[str, object]) -> None:
+    host, log, events = hosted()
+    true = sample("w0-1", log.clock.now_ms(), model(5))
+    assert implausible(true, log.clock.now_ms()) == ""
+    lie = structs.replace(
+        true, **{**changes, **({"at_ms": log.clock.now_ms() + CLOCK_AHEAD_MS + 1} if "at_ms" in changes else {})}
+    )
+    assert implausible(lie, log.clock.now_ms())
+    log.plain_writer().write([LogWrite(NAMES.telemetry, codec.encode_row(one), b"k") for one in (lie, lie, true)])
+    host.turn()
+    assert host.samples == 1
+    assert host.implausible + host.undecodable == 2
+    assert len(events) <= 1, "whoever floods the topic does not flood the log"
+
+
+def test_made_up_devices_and_models_are_limited() -> None:
+    book = MetricsBook()
+    for number in range(DEVICES_MAX):
+        assert book.sample(structs.replace(sample(), worker=str(number))) == ""
+    assert book.sample(structs.replace(sample(), worker="one more")) != ""
+    assert book.sample(structs.replace(sample(), worker="0")) == "", "those that are known go on"
+    many = [structs.replace(model(1), model=str(number)) for number in range(DEVICE_MODELS_MAX + 1)]
+    assert book.sample(structs.replace(sample("w0-1", 1_000, *many), worker="0")) != ""
+    assert book.sample(structs.replace(sample("w0-1", 1_000, *many[1:]), worker="0")) == ""
+
+
 def test_what_a_gpu_does_not_tell_is_no_series() -> None:
     book = MetricsBook()
     book.sample(structs.replace(sample(), gpu=GpuSample(utilisation_pct=40, nvlink_tx_kib=2)))
@@ -152,6 +203,29 @@ def scraped(port: int) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
         one.name: {tuple(sorted(point.labels.items())): point.value for point in one.samples}
         for one in text_string_to_metric_families(text)
     }
+
+
+def hosted() -> tuple[MetricsHost, SimLog, list[str]]:
+    """A host that has started over empty topics, and the events that it tells."""
+    log = SimLog()
+    log.admin().ensure([TopicSpec(topic, 1, {}) for topic in (NAMES.results, NAMES.routes, NAMES.telemetry)])
+    ports = Ports(
+        make_reader=log.reader,
+        make_latest_reader=log.latest_reader,
+        make_group_reader=lambda group: log.group_reader(group, "m"),
+        writer=log.transactional_writer("sie.m"),
+        clock=log.clock,
+        make_plain_writer=log.plain_writer,
+    )
+    events: list[str] = []
+
+    class Heard(Silence):
+        def event(self, name: str, **_facts: object) -> None:
+            events.append(name)
+
+    host = MetricsHost(Settings(), ports, lambda _families: None, Heard())
+    host.start()
+    return host, log, events
 
 
 def test_prometheus_reads_what_the_host_added_up_from_the_topics() -> None:

@@ -68,7 +68,9 @@ def test_the_launch_of_a_replica_says_what_it_was_placed_in_and_a_snapshot_keeps
     assert replica.launch.precision == "int8"
     assert "precision" not in replica.launch.config
     assert decisions(commands, "replica_placed")[0].chosen["precision"] == "int8"
-    [kept] = from_bytes(to_bytes(cluster.machine.state)).models["churn"].replicas
+    state = from_bytes(to_bytes(cluster.machine.state))
+    assert state is not None
+    [kept] = state.models["churn"].replicas
     assert kept.precision == "int8"
 
 

@@ -334,3 +334,20 @@ def test_the_state_of_a_rollout_goes_through_a_snapshot() -> None:
     assert again is not None
     assert to_bytes(again) == data
     assert msgspec.json.decode(data)["models"]["churn"]["rollouts"]["canary"]["share"] == 1_000
+
+
+def test_a_version_applied_while_the_only_replica_is_lost_is_rolled_out_all_the_same() -> None:
+    cluster = Rolling()
+    [replica] = cluster.model().replicas
+    (left,) = [one for one in ALIVE if one[0] != replica.worker]
+    cluster.wait(4_000, (left,))
+    assert not any(one.state == "ready" for one in cluster.model().replicas), "its worker is lost"
+    assert "rollout_started" in cluster.roll()
+    assert cluster.model().version == "1.0.0"
+
+
+def test_a_version_applied_before_anything_has_served_is_not_rolled_out() -> None:
+    cluster = Rolling()
+    cluster.apply(spec_json("fresh", rollout=QUICK))
+    commands = cluster.apply(spec_json("fresh", version="2.0.0", rollout=QUICK))
+    assert kinds(commands)[0] == "model_accepted"

@@ -18,7 +18,17 @@ from schemas import codec, reference
 from schemas.catalog import CURRENT, schema_text
 from schemas.codec import CodecError, ReplicaResults
 from schemas.wire import HEADER_BYTES, MEMO_MAX, Cursor, frame, long_bytes, read_long
-from sie_stream.control import ApplyModel, Decision, ModelRow, RouteRow, Tick, WorkerHeartbeat
+from sie_stream.control import (
+    ApplyModel,
+    Decision,
+    Device,
+    ModelRow,
+    RouteRow,
+    Tick,
+    WorkerFenced,
+    WorkerHeartbeat,
+    WorkerJoined,
+)
 from sie_stream.records import InferenceRequest, Provenance, Result, Timings, Usage, WorkItem
 from tests.examples import examples
 from tests.unit.schemas import records_strategy as make
@@ -308,3 +318,14 @@ def test_control_records() -> None:
         codec.decode_cluster(TICK.replace(b"\x08Tick{", b"\x08Tock{").replace(b"\x08Tick", b"\x08Tock", 1))
     with pytest.raises(CodecError, match="Tick"):
         codec.decode_cluster(TICK.replace(b"{", b"["))
+
+
+@pytest.mark.parametrize("wide", [2**63, -(2**63) - 1, 10**400])
+def test_a_number_of_the_control_plane_that_is_no_long_is_refused(wide: int) -> None:
+    fine = WorkerFenced("1" * 40, "a", -(2**63))
+    assert codec.decode_cluster(codec.encode_cluster(fine)) == fine, "digits in a text are no number"
+    with pytest.raises(CodecError, match="bits"):
+        codec.decode_cluster(codec.encode_cluster(WorkerFenced("w", "a", wide)))
+    device = Device("cpu:0", "cpu", wide)
+    with pytest.raises(CodecError, match="bits"):
+        codec.decode_cluster(codec.encode_cluster(WorkerJoined("w", "a", "h", 1, (device,), (), {})))
