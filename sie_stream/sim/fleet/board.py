@@ -15,12 +15,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sie_stream.sim.fleet.engines import SATURATED, Laws, capacity_per_ms, serve, within
+from sie_stream.sim.fleet.engines import SATURATED, Laws, capacity_per_ms, filled, room, serve, within
 from sie_stream.sim.fleet.population import Population
 from sie_stream.sim.fleet.queues import Cohort, put_at, take
 from sie_stream.sim.fleet.tally import Seen, Tally
 
 ROOM = 4_096
+ALL_OWNED = 1e-6
+"""Less of the shares than this is a matter of rounding."""
 
 
 class Board:
@@ -43,6 +45,8 @@ class Board:
         self.open = np.zeros(ROOM, dtype=bool)
         self.paused = np.zeros(ROOM, dtype=bool)
         self.share = np.zeros(ROOM)
+        self._had = np.zeros(ROOM)
+        """Shares in the last step."""
         self._running = np.zeros(ROOM)
         self._busy = np.zeros(ROOM)
         self._queues: dict[int, deque[Cohort]] = {}
@@ -142,7 +146,9 @@ class Board:
         if len(places):
             queued = self._queued(places, got[places], most[places], running[places], speed[places], now_ms)
             done[places], inside[places], left[places], p99[places] = queued
-            busy[places] = occupied[places] = 1.0
+            slots = self._laws.continuous[places]
+            busy[places] = 1.0
+            occupied[places] = np.where(slots, np.minimum(left[places] / self._laws.batch[places], 1.0), 1.0)
         self._running[index] = left
         self._busy[index] = np.where(self.paused[index], 0.0, busy)
         count = len(arrivals)
@@ -192,22 +198,34 @@ class Board:
         taken = np.where(drawn_of > 0, arrivals * shared, 0.0)
         got = drawn * (taken / np.maximum(drawn_of, 1e-300))[model]
         rest = arrivals - np.bincount(model, got, minlength=count)
+        self._go_home(index, model, shared)
         for number in np.flatnonzero(rest > 1e-9 * np.maximum(arrivals, 1)):
             put_at(self._homeless[number], now_ms + self.step_ms / 2, float(rest[number]))
-        self._go_home(index, model, shared)
         return got
 
     def _go_home(self, index: np.ndarray, model: np.ndarray, shared: np.ndarray) -> None:
-        """What waits for an owner goes to the stations that have the shares now, when all shares have an owner."""
+        """What waits for an owner goes to stations that have got shares, in the mean: as much of it as has an owner."""
+        gained = np.maximum(self.share[index] - self._had[index], 0.0)
+        self._had[:] = 0.0
+        self._had[index] = self.share[index]
         for number, queue in enumerate(self._homeless):
-            if not queue or shared[number] < 1.0 - 1e-6:
+            if not queue:
                 continue
-            stations = [int(s) for s in index[model == number] if self.share[s] > 0]
+            missing = 1.0 - float(shared[number])
+            places = np.flatnonzero(model == number)
+            gains = gained[places] if missing > ALL_OWNED else self.share[index[places]]
+            total = float(gains.sum())
+            if total <= 0.0:
+                continue
+            part = total / (total + missing) if missing > ALL_OWNED else 1.0
+            left = [(at, count * (1.0 - part)) for at, count in queue]
             for at, count in queue:
-                for station in stations:
-                    part = count * float(self.share[station]) / float(shared[number])
-                    put_at(self._queues.setdefault(station, deque()), at, part)
+                for place, gain in zip(places.tolist(), gains.tolist(), strict=True):
+                    if gain > 0.0:
+                        home = self._queues.setdefault(int(index[place]), deque())
+                        put_at(home, at, count * part * gain / total)
             queue.clear()
+            queue.extend(cohort for cohort in left if part < 1.0)
 
     def _queued(
         self,
@@ -223,30 +241,29 @@ class Board:
         `places`: where they are among the open ones; one entry per station in all arrays. What starts is collected from
         all queues first, so that the law of latency is asked once.
         """
+        laws = Laws(*(part[places] for part in self._laws))
+        intake = np.where(most > 0.0, room(laws, speed, running, most, self.step_ms), 0.0)
         of: list[int] = []
         counts: list[float] = []
         waits: list[float] = []
         for number, station in enumerate(self._index[places].tolist()):
             queue = self._queues.setdefault(station, deque())
             put_at(queue, now_ms + self.step_ms / 2, float(got[number]))
-            for at, count, started in take(queue, float(most[number]), now_ms, self.step_ms):
+            for at, count, started in take(queue, float(intake[number]), now_ms, self.step_ms):
                 of.append(number)
                 counts.append(count)
                 waits.append(max(0.0, started - at))
             if not queue:
                 del self._queues[station]
-        laws = Laws(*(part[places] for part in self._laws))
-        full_ms = (laws.base + laws.each * laws.batch) / speed
         who, many, waited = np.array(of, dtype=np.int64), np.array(counts), np.array(waits)
-        in_time = within(Laws(*(part[who] for part in laws)), full_ms[who], waited)
         done = np.bincount(who, many, minlength=len(places))
+        left, took_ms = filled(laws, speed, done, running, self.step_ms)
+        in_time = within(Laws(*(part[who] for part in laws)), took_ms[who], waited)
         inside = np.bincount(who, many * in_time, minlength=len(places))
         longest = np.zeros(len(places))
         np.maximum.at(longest, who, waited)
-        # What the engine starts now ends later; what it had ends now. In a full engine that is the same number.
-        held = np.minimum(running + done, laws.batch)
-        ended = running + done - held
-        return ended, ended * inside / np.maximum(done, 1e-300), held, longest + 2.0 * full_ms
+        ended = running + done - left
+        return ended, ended * inside / np.maximum(done, 1e-300), left, longest + 2.0 * took_ms
 
     def _held(self) -> tuple[int, float, float, int]:
         """Devices that hold anything, MiB in use, MiB reserved, stations."""

@@ -67,6 +67,33 @@ def serve(laws: Laws, speed: np.ndarray, rate: np.ndarray, running: np.ndarray, 
     return _choose(laws.continuous, _continuous(laws, speed, rate, running, step_ms), _batching(laws, speed, rate))
 
 
+def room(laws: Laws, speed: np.ndarray, running: np.ndarray, most: np.ndarray, step_ms: float) -> np.ndarray:
+    """Most requests that an engine with a queue starts in one step. `most`: that it completes when it is full.
+
+    A continuous engine fills its free slots at once, and those that become free.
+    """
+    pace = (laws.base + laws.each * np.clip(running, 1.0, laws.batch)) / speed
+    free = laws.batch - running * np.exp(-step_ms / pace)
+    return np.where(laws.continuous, np.maximum(most, free), most)
+
+
+def filled(
+    laws: Laws, speed: np.ndarray, started: np.ndarray, running: np.ndarray, step_ms: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(in the engine at the end, ms that what it starts takes) of one step of an engine with a queue.
+
+    Batching: it is full. Continuous: as full as what it starts makes it; what ends follows Little's law, as in `serve`.
+    """
+    full_ms = (laws.base + laws.each * laws.batch) / speed
+    held = np.minimum(running + started, laws.batch)
+    pace = (laws.base + laws.each * np.clip(0.5 * (running + held), 1.0, laws.batch)) / speed
+    settles = started / step_ms * pace
+    after = settles + (running - settles) * np.exp(-step_ms / pace)
+    after = np.clip(after, 0.0, np.minimum(running + started, laws.batch))
+    took_ms = (laws.base + laws.each * np.clip(after, 1.0, laws.batch)) / speed
+    return np.where(laws.continuous, after, held), np.where(laws.continuous, took_ms, full_ms)
+
+
 def normal_cdf(z: np.ndarray) -> np.ndarray:
     return np.interp(z, _GRID, _NORMAL)
 

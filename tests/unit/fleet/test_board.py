@@ -97,3 +97,45 @@ def test_a_queue_is_first_in_first_out_whatever_comes_late() -> None:
     assert [(at, count) for at, count, _ in served] == [(100.0, 2.0), (200.0, 2.0)]
     assert served[0][2] < served[1][2] <= 2_000.0
     assert sum(count for _, count in queue) == pytest.approx(4.0)
+
+
+def test_what_waits_for_an_owner_goes_home_with_its_part_of_the_shares() -> None:
+    """Half of the keys have no owner. When half of these get one, half of what waits is theirs."""
+    models = population()
+    board = Board(models, 8, STEP_MS, 5.0, 1, failover=True)
+    one, other = board.add(0, 0), board.add(0, 1)
+    board.opened(one)
+    board.opened(other)
+    board.set_shares(0, {one: 0.5})
+    arrivals = np.array([100, 0, 0, 0, 0, 0])
+    for second in range(10):
+        board.step(second * STEP_MS, arrivals)
+    waits = board.waits_for(0)
+    assert waits == pytest.approx(500)
+    board.set_shares(0, {one: 0.5, other: 0.25})
+    board.step(10 * STEP_MS, 0 * arrivals)
+    assert board.waits_for(0) == pytest.approx(waits / 2)
+    board.set_shares(0, {one: 0.5, other: 0.5})
+    board.step(11 * STEP_MS, 0 * arrivals)
+    assert board.waits_for(0) == pytest.approx(0)
+    assert unaccounted(board) < 1e-6
+
+
+def test_a_continuous_engine_with_a_short_queue_is_not_full() -> None:
+    """Five requests that waited for an owner take five of its slots, and it says so."""
+    models = population()
+    number = int(np.flatnonzero(models.continuous)[0])
+    board = Board(models, 8, STEP_MS, 5.0, 1, failover=True)
+    station = board.add(number, 0)
+    board.opened(station)
+    arrivals = np.zeros(6, dtype=np.int64)
+    arrivals[number] = 5
+    board.step(0, arrivals)
+    assert board.waits_for(number) == pytest.approx(5)
+    board.set_shares(number, {station: 1.0})
+    board.seen.clear(station)
+    board.step(STEP_MS, 0 * arrivals)
+    _, _, busy_ms, _ = board.seen.take(station)
+    assert board.waiting(station) == pytest.approx(0)
+    assert board.running(station) == pytest.approx(5, rel=0.5)
+    assert 0 < busy_ms < STEP_MS * 5 / float(models.batch[number]) * 1.5

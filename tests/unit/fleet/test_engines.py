@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sie_stream.sim.fleet.engines import Laws, Served, capacity_per_ms, normal_cdf, serve, within
+from sie_stream.sim.fleet.engines import Laws, Served, capacity_per_ms, filled, normal_cdf, room, serve, within
 from tests.unit.fleet.twin import batching, continuous
 
 
@@ -68,3 +68,32 @@ def test_a_wait_as_long_as_the_sla_leaves_nothing_in_time() -> None:
 
 def test_the_table_of_the_normal_distribution() -> None:
     assert normal_cdf(np.array([0.0, 1.96, -3.0])) == pytest.approx([0.5, 0.975, 0.00135], abs=1e-5)
+
+
+def test_a_full_engine_stays_full_and_starts_what_it_ends() -> None:
+    law = laws(2_000.0, 40.0, 48, 30_000.0, 0.7, continuous=True)
+    speed, full = np.ones(1), np.array([48.0])
+    most = capacity_per_ms(law, speed) * 1_000.0
+    left, took_ms = filled(law, speed, most, full, 1_000.0)
+    assert float(left[0]) == pytest.approx(48)
+    assert float(took_ms[0]) == pytest.approx(2_000 + 40 * 48)
+    assert float(room(law, speed, full, most, 1_000.0)[0]) == pytest.approx(float(most[0]))
+
+
+def test_free_slots_are_filled_at_once_and_few_requests_are_quick() -> None:
+    law = laws(2_000.0, 40.0, 48, 30_000.0, 0.7, continuous=True)
+    speed, few = np.ones(1), np.array([4.0])
+    most = capacity_per_ms(law, speed) * 1_000.0
+    assert float(room(law, speed, few, most, 1_000.0)[0]) >= 44
+    left, took_ms = filled(law, speed, np.array([4.0]), few, 1_000.0)
+    assert 4 < float(left[0]) < 8
+    assert float(took_ms[0]) < 2_000 + 40 * 8
+
+
+def test_a_batching_engine_with_a_queue_is_full() -> None:
+    law = laws(8.0, 0.5, 64, 120.0)
+    speed = np.ones(1)
+    most = capacity_per_ms(law, speed) * 1_000.0
+    _, took_ms = filled(law, speed, np.array([10.0]), np.zeros(1), 1_000.0)
+    assert float(took_ms[0]) == pytest.approx(8 + 0.5 * 64)
+    assert float(room(law, speed, np.zeros(1), most, 1_000.0)[0]) == pytest.approx(float(most[0]))
