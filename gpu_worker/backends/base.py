@@ -149,6 +149,22 @@ class ContinuousModel(LoadedModel, Protocol):
 
 
 @runtime_checkable
+class MovableModel(ContinuousModel, Protocol):
+    """A continuous model whose requests can go on in another engine of the same model, between any two steps."""
+
+    def release(self, ticket: int) -> bytes | None:
+        """All of a request as an image (decoding/image.py), and it is not here any more; None when it is not there."""
+        ...
+
+    def adopt(self, ticket: int, image: bytes) -> None:
+        """Go on with a request that was released, here or elsewhere. No token of it is computed again.
+
+        Raises ImageRefused (decoding/image.py); nothing of the request is here then.
+        """
+        ...
+
+
+@runtime_checkable
 class Counted(Protocol):
     """A continuous model that says how it stands, for telemetry."""
 

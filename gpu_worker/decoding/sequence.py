@@ -50,6 +50,12 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     """Of the full blocks of `ids`, as far as they were needed."""
+    published: int = 0
+    """How many of the first blocks need not be published any more."""
+    kept: int = 0
+    """Tokens whose keys and values wait in host memory while it holds no blocks: they need not be computed again."""
+    swapped: int = 0
+    """Blocks of the swap space that they take."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.ids)
@@ -84,3 +90,21 @@ class Chunk(Struct, frozen=True):
     def chooses(self) -> bool:
         """Whether the next token is known after this step."""
         return self.end == len(self.sequence.ids)
+
+
+class Keep(Struct, frozen=True):
+    """Copy these blocks of a sequence, its first ones, into host memory: they are overwritten from now on."""
+
+    sequence: Sequence
+    blocks: tuple[int, ...]
+
+
+class Restore(Struct, frozen=True):
+    """Copy what was kept of a sequence into its blocks from number `first` on; those before have it already."""
+
+    sequence: Sequence
+    first: int
+    blocks: tuple[int, ...]
+
+
+Move = Keep | Restore

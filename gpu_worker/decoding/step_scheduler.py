@@ -2,8 +2,8 @@
 
 First come, first served within a priority. Sequences that decode go first, one token each; prompts share what is left
 of the step's token budget, so a long prompt never holds up running answers (chunked prefill, arXiv:2308.16369). When
-the pool has no block left, the lowest in rank gives its blocks back and is computed again later; what is still cached
-of it then is not computed twice.
+the pool has no block left, the lowest in rank gives its blocks back. What they hold is copied to host memory, if that
+costs less than computing it again later (swapping.py); what is still cached of it then is neither copied nor computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Sequence as Run
 from msgspec import Struct
 
 from gpu_worker.decoding.blocks import BlockPool, chained_digests
-from gpu_worker.decoding.sequence import Chunk, Sequence, no_blocks
+from gpu_worker.decoding.sequence import Chunk, Keep, Move, Restore, Sequence, no_blocks
+from gpu_worker.decoding.swapping import NO_SWAP, SwapSpace
 
 
 class StepLimits(Struct, frozen=True):
@@ -27,10 +28,13 @@ class StepLimits(Struct, frozen=True):
 class StepScheduler:
     """Of one model. Several may share a BlockPool.
 
-    salt: see chained_digests. block_tokens: tokens whose keys and values one block holds.
+    salt: see chained_digests. block_tokens: tokens whose keys and values one block holds. swap: for those that are
+    preempted.
     """
 
-    def __init__(self, pool: BlockPool, block_tokens: int, salt: bytes, limits: StepLimits) -> None:
+    def __init__(
+        self, pool: BlockPool, block_tokens: int, salt: bytes, limits: StepLimits, swap: SwapSpace | None = None
+    ) -> None:
         if limits.step_tokens < limits.sequences_max:
             raise ValueError(
                 f"step_tokens ({limits.step_tokens}) must be at least sequences_max ({limits.sequences_max}): "
@@ -40,11 +44,14 @@ class StepScheduler:
         self._block_tokens = block_tokens
         self._salt = salt
         self._limits = limits
+        self.swap = swap or SwapSpace(NO_SWAP)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         """Both in order of rank."""
         self._arrivals = 0
         self.preemptions = 0
+        self.moves: list[Move] = []
+        """To be done in this order between plan() and the step."""
 
     @property
     def running(self) -> Run[Sequence]:
@@ -80,6 +87,7 @@ class StepScheduler:
         held = self._running if sequence in self._running else self._waiting
         held.remove(sequence)
         self._give_back(sequence)
+        self._forget_kept(sequence)
 
     def expired(self, now_ms: int) -> list[Sequence]:
         """Those whose deadline has passed, in order of rank; they stay until removed."""
@@ -90,7 +98,11 @@ class StepScheduler:
         ]
 
     def plan(self) -> list[Chunk]:
-        """The next step. Every chunk's blocks are held when this returns. Empty: nothing can run now."""
+        """The next step. Every chunk's blocks are held when this returns. Empty: nothing can run now.
+
+        `moves` are to be done first, also if nothing runs.
+        """
+        self.moves = []
         chunks: dict[int, Chunk] = {}
         """By order of arrival, so that a preempted sequence can be taken out again."""
         preempted = self.preemptions
@@ -106,12 +118,13 @@ class StepScheduler:
         """The step was executed: full blocks can be shared from now on."""
         for chunk in chunks:
             sequence = chunk.sequence
-            before, sequence.computed = sequence.computed // self._block_tokens, chunk.end
+            sequence.computed = chunk.end
             full = chunk.end // self._block_tokens
-            if full > before:
+            if full > sequence.published:
                 self._digest(sequence, full)
-                for number in range(before, full):
+                for number in range(sequence.published, full):
                     self._pool.publish(sequence.blocks[number], sequence.digests[number])
+                sequence.published = full
 
     # ------------------------------------------------------------ one step
 
@@ -148,11 +161,21 @@ class StepScheduler:
             # A preempted one waits behind it: its rank is lower.
             self._waiting.pop(0)
             insort(self._running, sequence, key=_rank)
-            sequence.reused = max(sequence.reused, min(sequence.computed, sequence.prompt_tokens))
+            if sequence.kept:
+                self._restore(sequence)
+            else:
+                sequence.reused = max(sequence.reused, min(sequence.computed, sequence.prompt_tokens))
             chunks[sequence.order] = Chunk(sequence, sequence.computed, count)
 
     def _adopt_prefix(self, sequence: Sequence) -> None:
         """Hold what the pool has of its tokens. The last one is always computed: its logits choose the next."""
+        if sequence.kept:
+            full = sequence.kept // self._block_tokens
+            self._digest(sequence, full)
+            sequence.blocks = self._pool.match(sequence.digests[:full])
+            sequence.published = len(sequence.blocks)
+            sequence.computed = sequence.kept
+            return
         if sequence.reusable is no_blocks:
             return
         full = (len(sequence.ids) - 1) // self._block_tokens
@@ -161,7 +184,18 @@ class StepScheduler:
         count = sequence.reusable(sequence.digests[: len(found)])
         self._pool.release(found[count:])
         sequence.blocks = found[:count]
+        sequence.published = len(sequence.blocks)
         sequence.computed = len(sequence.blocks) * self._block_tokens
+
+    def _restore(self, sequence: Sequence) -> None:
+        """Its blocks are held: those that the pool did not have get what was kept."""
+        first = sequence.published
+        self.moves.append(Restore(sequence, first, tuple(sequence.blocks[first : self.blocks_for(sequence.kept)])))
+        self._forget_kept(sequence)
+
+    def _forget_kept(self, sequence: Sequence) -> None:
+        self.swap.give_back(sequence.swapped)
+        sequence.kept = sequence.swapped = 0
 
     def _digest(self, sequence: Sequence, blocks: int) -> None:
         if len(sequence.digests) < blocks:
@@ -190,13 +224,17 @@ class StepScheduler:
         self.preemptions += 1
         chunks.pop(victim.order, None)
         self._running.remove(victim)
+        blocks = self.blocks_for(victim.computed)
+        if self.swap.take(victim.computed, blocks):
+            victim.kept, victim.swapped = victim.computed, blocks
+            self.moves.append(Keep(victim, tuple(victim.blocks[:blocks])))
         self._give_back(victim)
         insort(self._waiting, victim, key=_rank)
 
     def _give_back(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed = 0
+        sequence.computed = sequence.published = 0
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

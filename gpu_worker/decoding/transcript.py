@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+from msgspec import Struct
+
 from gpu_worker.decoding.stops import look_for_stops
 
 Detokenise = Callable[[Sequence[int]], str]
 
 WINDOW = 64
 """Tokens decoded again with every look; twice as many before the older half is settled."""
+
+
+class Place(Struct, frozen=True):
+    """Where a transcript stands: enough to go on with it elsewhere."""
+
+    settled: int
+    before: int
+    text: str
+    stopped: bool
 
 
 class Transcript:
@@ -33,6 +45,14 @@ class Transcript:
         """Characters of `text` that came from them."""
         self.text = ""
         self.stopped = False
+
+    @property
+    def place(self) -> Place:
+        return Place(self._settled, self._before, self.text, self.stopped)
+
+    def resume(self, place: Place) -> None:
+        """Go on where another transcript of the same answer stood."""
+        self._settled, self._before, self.text, self.stopped = msgspec.structs.astuple(place)
 
     def read(self, answer: Sequence[int]) -> str:
         """What has become final with the answer so far, which begins as it did at the last call."""

@@ -120,6 +120,17 @@ def with_tokenizer(folder: Path) -> Path:
     return folder
 
 
+def with_byte_tokenizer(folder: Path) -> Path:
+    """The same characters by a byte-level tokenizer, which llguidance can read; the last token ends an answer."""
+    words = {"\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}" if n == 0 else chr(32 + n): n for n in range(VOCABULARY - 1)}
+    words["\N{LATIN CAPITAL LETTER C WITH DOT ABOVE}"] = VOCABULARY - 1
+    tokenizer = Tokenizer(models.BPE(words, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def load(folder: Path, clock: FixedClock | None = None, **config: Any) -> DecoderModel:
     settings = {"kind": "text_generation", "max_tokens": 10, "kv_mb": 4, **config}
     tokenizer = folder / "tokenizer.json"

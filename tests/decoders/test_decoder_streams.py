@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput
 from gpu_worker.backends.decoder.flight import TOLD_EVERY_MS
 from gpu_worker.backends.decoder.model import DecoderModel
-from tests.decoders.families import VOCABULARY, ask, load, save, with_tokenizer
+from tests.decoders.families import VOCABULARY, ask, load, save, with_byte_tokenizer, with_tokenizer
 from tests.libraries.backends.launching import FixedClock, row
 
 
@@ -25,15 +24,8 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same characters by a byte-level tokenizer, which llguidance can read; the last token ends an answer."""
-    folder = save(tmp_path_factory.mktemp("writer"), eos_token_id=VOCABULARY - 1)
-    words = {"\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}" if n == 0 else chr(32 + n): n for n in range(VOCABULARY - 1)}
-    words["\N{LATIN CAPITAL LETTER C WITH DOT ABOVE}"] = VOCABULARY - 1
-    tokenizer = Tokenizer(models.BPE(words, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    """The last token ends an answer."""
+    return with_byte_tokenizer(save(tmp_path_factory.mktemp("writer"), eos_token_id=VOCABULARY - 1))
 
 
 def following(request_id: str, **parameters: Any) -> EngineInput:

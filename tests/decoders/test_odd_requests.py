@@ -11,13 +11,16 @@ from torch import Tensor
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
 from gpu_worker.backends.decoder.flight import DecoderLimits
+from gpu_worker.backends.decoder.frozen import Intake, Origin
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.decoding.blocks import BlockPool
 from gpu_worker.decoding.sequence import Chunk
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
+from sie_stream.trunks import trunk_of
 from tests.libraries.backends.launching import FixedClock
 
 VOCABULARY = 50
+ORIGIN = Origin(trunk_of("weights", b"network", b"rope", "float32, dense, fast", "8 tokens"), "sha256:w", "lm")
 
 
 class SameLogits:
@@ -28,18 +31,28 @@ class SameLogits:
         return [torch.full((count, VOCABULARY), 20.0) for count in rows]
 
 
+class NoPages:
+    """Implements HostCopies for a scheduler that swaps nothing."""
+
+    used_bytes = 0
+
+    def read(self, pages: Sequence[int], tokens: int) -> Tensor:
+        raise AssertionError("nothing is kept")
+
+    def write(self, pages: Sequence[int], content: Tensor) -> None:
+        raise AssertionError("nothing is kept")
+
+
 def decoder(sequences: int) -> DecoderModel:
     return DecoderModel(
         runner=SameLogits(),
         scheduler=StepScheduler(BlockPool(8), 8, b"salt", StepLimits(sequences, 16)),
-        limits=DecoderLimits(64, 8, frozenset(), VOCABULARY),
+        intake=Intake(ORIGIN, DecoderLimits(64, 8, frozenset(), VOCABULARY), None, None, None),
+        pages=NoPages(),
         sequences_max=4,
-        detokenise=None,
-        grammars=None,
         clock=FixedClock(),
         lock=RLock(),
         memory_bytes=0,
-        weights_digest="",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from mmap import mmap
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -68,18 +69,53 @@ class Arenas:
         return arena
 
 
+class HostCopies(Protocol):
+    """Pages of one model, copied to host memory and back."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Of a page."""
+        ...
+
+    def read(self, pages: Sequence[int], tokens: int) -> Tensor:
+        """(pages, used bytes) as they are now. Zeros after the first `tokens` tokens: what lies there is nobody's, or
+        another request's."""
+        ...
+
+    def write(self, pages: Sequence[int], content: Tensor) -> None:
+        """What `read` gave, into other pages."""
+        ...
+
+
 class ModelPages:
-    """One model's view of an arena: keys and values of each layer as (pages, block tokens, KV heads, head width)."""
+    """One model's view of an arena: keys and values of each layer as (pages, block tokens, KV heads, head width).
+    Implements HostCopies."""
 
     def __init__(self, arena: Arena, shape: DecoderShape, dtype: torch.dtype) -> None:
         self.block_tokens = arena.block_tokens(shape, dtype)
         pages = arena.memory.shape[0]
         used = 2 * shape.layers * self.block_tokens * shape.kv_heads * shape.head_width
         self._memory = arena.memory
-        typed = arena.memory[:, : used * dtype.itemsize].view(dtype)
-        cut = typed.view(pages, shape.layers, 2, self.block_tokens, shape.kv_heads, shape.head_width)
+        self._dtype = dtype
+        self._cut = (shape.layers, 2, self.block_tokens, shape.kv_heads, shape.head_width)
+        self.used_bytes = used * dtype.itemsize
+        """Of a page, by this model."""
+        typed = arena.memory[:, : self.used_bytes].view(dtype)
+        cut = typed.view(pages, *self._cut)
         self.keys: list[Tensor] = [cut[:, layer, 0] for layer in range(shape.layers)]
         self.values: list[Tensor] = [cut[:, layer, 1] for layer in range(shape.layers)]
+
+    def read(self, pages: Sequence[int], tokens: int) -> Tensor:
+        copied = self._memory[list(pages), : self.used_bytes].cpu()
+        rest = len(pages) * self.block_tokens - tokens
+        if rest > 0:
+            last = copied[-1].view(self._dtype).view(self._cut)
+            last[:, :, self.block_tokens - rest :] = 0
+        return copied
+
+    def write(self, pages: Sequence[int], content: Tensor) -> None:
+        for page, one in zip(pages, content, strict=True):
+            self._memory[page, : self.used_bytes].copy_(one)
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zeros for what is left of another request, or of a model of another dtype: masked places are multiplied by

@@ -61,6 +61,8 @@ class Flight:
     told_at_ms: float = float("-inf")
     told_tokens: int = 0
     told_characters: int = 0
+    kept: Tensor | None = None
+    """(pages, bytes) of its keys and values in host memory, while it waits without blocks."""
 
     @property
     def reads_all_rows(self) -> bool:

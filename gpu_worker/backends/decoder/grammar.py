@@ -67,6 +67,12 @@ class Grammar:
         self._check()
         return self._matcher.is_stopped()
 
+    def resume(self, answer: Sequence[int]) -> None:
+        """Take the tokens that were chosen elsewhere, where the same answer began. Raises GrammarRefused."""
+        for token in answer:
+            self._matcher.consume_token(token)
+            self._check()
+
     def _check(self) -> None:
         if self._matcher.is_error():
             said = self._matcher.get_error().partition("<state>")[0]  # then follows its inner state

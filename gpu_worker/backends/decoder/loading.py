@@ -5,6 +5,8 @@
   max_num_seqs    requests that run at once (default 32)
   step_tokens     tokens of one step, all requests together (default 256; at least max_num_seqs)
   kv_mb           size of the KV pool, if this model is the first on its device (default 256)
+  swap_mb         host memory for keys and values of requests that give way while the pool is full (default 64); where
+                  it is full too, or copying costs more than computing, they are computed again. 0: always
   head            lm (default): answers and scores | embedding: a unit vector of the last states
   pooling         of an embedding head: mean (default) over all tokens | last: the last token's
   repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
@@ -23,6 +25,7 @@ from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.arena import Arenas, ModelPages
 from gpu_worker.backends.decoder.files import DecoderFiles, files_of
 from gpu_worker.backends.decoder.flight import DecoderLimits
+from gpu_worker.backends.decoder.frozen import Intake, Origin
 from gpu_worker.backends.decoder.grammar import Grammars
 from gpu_worker.backends.decoder.linear import PRECISIONS
 from gpu_worker.backends.decoder.model import DecoderModel
@@ -33,6 +36,7 @@ from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
 from gpu_worker.backends.decoder.trunk import Trunks, Wanted
 from gpu_worker.backends.weights import local_source, whole_number
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
+from gpu_worker.decoding.swapping import SwapLimits, SwapSpace
 from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.tokenizer import shared_tokenizers
@@ -71,20 +75,20 @@ class DecoderLoader:
             *(runner_type.arithmetic, pages.block_tokens),
         )
         loaded = self._trunks.load(wanted)
-        sums = PrefixSums(pages.block_tokens, arena.pool.count)
+        pooling = _choice(launch, "pooling", POOLINGS)
+        embedder = Embedder(pooling, PrefixSums(pages.block_tokens, arena.pool.count)) if head == "embedding" else None
+        origin = Origin(loaded.trunk, digest.result(), f"{head} {pooling}" if embedder is not None else head)
         return DecoderModel(
             runner=runner_type(loaded.network, pages),
-            scheduler=StepScheduler(arena.pool, pages.block_tokens, loaded.trunk.digest.encode(), steps),
-            limits=limits,
+            scheduler=StepScheduler(
+                *(arena.pool, pages.block_tokens, loaded.trunk.digest.encode(), steps), SwapSpace(_swap(launch, pages))
+            ),
+            intake=Intake(origin, limits, self._detokenise(launch), _grammars(launch, limits), embedder),
+            pages=pages,
             sequences_max=steps.sequences_max,
-            detokenise=self._detokenise(launch),
-            grammars=_grammars(launch, limits),
             clock=self._clock,
             lock=self._lock,
             memory_bytes=loaded.network.memory_bytes,
-            weights_digest=digest.result(),
-            embedder=Embedder(_choice(launch, "pooling", POOLINGS), sums) if head == "embedding" else None,
-            trunk=loaded.trunk,
             parts=loaded.parts,
         )
 
@@ -133,6 +137,11 @@ def _steps(launch: ModelLaunch) -> StepLimits:
             "needs a token in every step.",
         )
     return StepLimits(sequences, tokens)
+
+
+def _swap(launch: ModelLaunch, pages: ModelPages) -> SwapLimits:
+    size = whole_number(launch.config, "swap_mb", 64) * MIB
+    return SwapLimits(size // pages.used_bytes, pages.used_bytes)
 
 
 def _limits(launch: ModelLaunch, files: DecoderFiles, shape: DecoderShape) -> DecoderLimits:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
-from gpu_worker.backends.decoder.flight import DecoderLimits, Flight, admitted, admitted_to
+from gpu_worker.backends.decoder.arena import HostCopies
+from gpu_worker.backends.decoder.flight import Flight
+from gpu_worker.backends.decoder.frozen import Intake, frozen, thawed
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
-from gpu_worker.backends.decoder.readers import Embedder
 from gpu_worker.backends.decoder.runner import Runner
-from gpu_worker.decoding.sequence import Chunk
+from gpu_worker.decoding.image import ImageRefused, packed, unpacked
+from gpu_worker.decoding.sequence import Chunk, Keep, Move
 from gpu_worker.decoding.step_scheduler import StepScheduler
-from gpu_worker.decoding.transcript import Detokenise
 from sie_stream.ports import Clock
 from sie_stream.telemetry import SequenceCounts
 from sie_stream.trunks import Trunk
@@ -32,26 +33,19 @@ class DecoderModel:
         self,
         runner: Runner,
         scheduler: StepScheduler,
-        limits: DecoderLimits,
+        intake: Intake,
+        pages: HostCopies,
         sequences_max: int,
-        detokenise: Detokenise | None,
-        grammars: Grammars | None,
         clock: Clock,
         lock: RLock,
         memory_bytes: int,
-        weights_digest: str,
-        embedder: Embedder | None = None,
-        trunk: Trunk | None = None,
         parts: dict[str, int] | None = None,
     ) -> None:
-        """embedder: of a model whose head is `embedding`. parts: see engine_messages.Loaded."""
+        """parts: see engine_messages.Loaded."""
         self._runner = runner
         self._scheduler = scheduler
-        self._limits = limits
-        self._detokenise = detokenise
-        self.grammars = grammars
-        self._embedder = embedder
-        self.trunk = trunk
+        self._intake = intake
+        self._pages = pages
         self.parts = parts or {}
         self._clock = clock
         self._lock = lock
@@ -63,10 +57,18 @@ class DecoderModel:
         """Of answers that ended in the newest step."""
         self.sequences_max = sequences_max
         self.memory_bytes = memory_bytes
-        self.weights_digest = weights_digest
+        self.weights_digest = intake.origin.weights
         self.prompt_tokens = 0
         self.reused_tokens = 0
         """Of the prompts that were admitted: all their tokens, and those found in the pool."""
+
+    @property
+    def trunk(self) -> Trunk | None:
+        return self._intake.origin.trunk
+
+    @property
+    def grammars(self) -> Grammars | None:
+        return self._intake.grammars
 
     @property
     def busy(self) -> bool:
@@ -83,35 +85,95 @@ class DecoderModel:
             return SequenceCounts(running, waiting, *scheduler.blocks, self.prompt_tokens, self.reused_tokens)
 
     def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
-        now_ms = self._clock.monotonic_ms()
-        if self._embedder is not None:
-            flight = admitted_to(self._embedder, ticket, item, self._limits, now_ms)
-        else:
-            flight = admitted(ticket, item, self._limits, self._detokenise, self.grammars, now_ms)
+        flight = self._intake.begin(ticket, item, self._clock.monotonic_ms())
         if isinstance(flight, EngineOutput):
             return flight
-        longest = flight.tokens.prompt_tokens + flight.tokens.tokens_max
         with self._lock:
-            if not self._scheduler.fits(longest):
-                message = f"prompt and answer may have {longest} tokens, more than the KV pool holds (kv_mb)."
-                return failed(item, "context_length_exceeded", message)
-            self._flights[ticket] = flight
-            if item.stream:
-                self._followed[ticket] = flight
-            self._scheduler.add(flight.tokens)
+            problem = self._too_long(flight)
+            if problem:
+                return failed(item, "context_length_exceeded", problem)
+            self._take(flight)
         return None
+
+    def _too_long(self, flight: Flight) -> str:
+        longest = flight.tokens.prompt_tokens + flight.tokens.tokens_max
+        if self._scheduler.fits(longest):
+            return ""
+        return f"prompt and answer may have {longest} tokens, more than the KV pool holds (kv_mb)."
+
+    def _take(self, flight: Flight) -> None:
+        self._flights[flight.tokens.ticket] = flight
+        if flight.item.stream:
+            self._followed[flight.tokens.ticket] = flight
+        self._scheduler.add(flight.tokens)
+
+    def release(self, ticket: int) -> bytes | None:
+        with self._lock:
+            flight = self._flights.get(ticket)
+            if flight is None:
+                return None
+            tokens = flight.tokens
+            computed = tokens.kept or tokens.computed
+            pages = flight.kept
+            if computed and pages is None:
+                pages = self._pages.read(tokens.blocks[: self._scheduler.blocks_for(computed)], computed)
+            state = frozen(flight, self._intake.origin, computed, self._clock.monotonic_ms())
+            self._leave(flight)
+        if pages is None:
+            return packed(state, 0, b"")
+        return packed(state, self._pages.used_bytes, pages.numpy().data.cast("B"))
+
+    def adopt(self, ticket: int, image: bytes) -> None:
+        read = unpacked(image)
+        flight, computed = thawed(read.state, self._intake, ticket, self._clock.monotonic_ms())
+        wanted = (self._scheduler.blocks_for(computed), self._pages.used_bytes if computed else 0)
+        if (read.count, read.page_bytes) != wanted:
+            message = f"the image has {read.count} pages of {read.page_bytes} bytes; {computed} tokens need {wanted}."
+            raise ImageRefused("image_damaged", message)
+        if computed:
+            flight.kept = torch.frombuffer(bytearray(read.pages), dtype=torch.uint8).view(wanted)
+        flight.tokens.kept = computed
+        with self._lock:
+            problem = self._too_long(flight)
+            if problem:
+                raise ImageRefused("image_unfit", problem)
+            self._take(flight)
+
+    def _leave(self, flight: Flight) -> None:
+        """It holds nothing here from now on."""
+        ticket = flight.tokens.ticket
+        self._scheduler.remove(flight.tokens)
+        del self._flights[ticket]
+        self._followed.pop(ticket, None)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, EngineOutput]]:
         with self._lock:
             ended = self._drop_late()
             chunks = self._scheduler.plan()
+            for move in self._scheduler.moves:
+                self._do(move)
             if chunks:
                 flights = [self._flights[chunk.sequence.ticket] for chunk in chunks]
+                started_ms = self._clock.monotonic_ms()
                 logits = self._runner.run(chunks, [flight.reads_all_rows for flight in flights])
                 self._scheduler.ran(chunks)
+                self._scheduler.swap.stepped(chunks, self._clock.monotonic_ms() - started_ms)
                 ended += self._advance(chunks, flights, logits)
             return ended
+
+    def _do(self, move: Move) -> None:
+        """Copy pages out of the pool or into it."""
+        flight = self._flights[move.sequence.ticket]
+        started_ms = self._clock.monotonic_ms()
+        if isinstance(move, Keep):
+            flight.kept = self._pages.read(move.blocks, move.sequence.kept)
+        else:
+            assert flight.kept is not None, "kept when it gave its blocks back"
+            self._pages.write(move.blocks, flight.kept[move.first :])
+            flight.kept = None
+        size = len(move.blocks) * self._pages.used_bytes
+        self._scheduler.swap.copied(size, self._clock.monotonic_ms() - started_ms)
 
     def deltas(self) -> list[tuple[int, EngineDelta]]:
         if not self._followed and not self._last_deltas:
@@ -126,11 +188,10 @@ class DecoderModel:
 
     def cancel(self, ticket: int) -> EngineOutput | None:
         with self._lock:
-            flight = self._flights.pop(ticket, None)
-            self._followed.pop(ticket, None)
+            flight = self._flights.get(ticket)
             if flight is None:
                 return None
-            self._scheduler.remove(flight.tokens)
+            self._leave(flight)
         return failed(flight.item, "cancelled", f"cancelled after {len(flight.tokens.answer)} tokens.")
 
     def reset(self) -> list[int]:
@@ -162,9 +223,8 @@ class DecoderModel:
             return []
         late: list[tuple[int, EngineOutput]] = []
         for sequence in self._scheduler.expired(self._clock.now_ms()):
-            self._scheduler.remove(sequence)
-            flight = self._flights.pop(sequence.ticket)
-            self._followed.pop(sequence.ticket, None)
+            flight = self._flights[sequence.ticket]
+            self._leave(flight)
             message = f"the deadline passed after {len(sequence.answer)} of at most {sequence.tokens_max} tokens."
             late.append((sequence.ticket, failed(flight.item, "deadline_exceeded", message)))
         return late
@@ -211,8 +271,5 @@ class DecoderModel:
             self.reused_tokens += flight.tokens.reused
 
     def _end(self, flight: Flight, output: EngineOutput) -> tuple[int, EngineOutput]:
-        ticket = flight.tokens.ticket
-        self._scheduler.remove(flight.tokens)
-        del self._flights[ticket]
-        self._followed.pop(ticket, None)
-        return ticket, output
+        self._leave(flight)
+        return flight.tokens.ticket, output

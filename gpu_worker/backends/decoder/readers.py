@@ -19,8 +19,22 @@ from gpu_worker.decoding.sequence import Sequence as Tokens
 POOLINGS = ("mean", "last")
 
 
+class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was read of a prompt so far: enough to go on elsewhere. vector: float64 numbers as bytes, if any."""
+
+    scores: list[float] = []
+    vector: bytes = b""
+
+
 class PromptReader(Protocol):
     """Of one request. `read` is called for every chunk; one that starts over tells so by its start."""
+
+    @property
+    def reading(self) -> Reading: ...
+
+    def resume(self, reading: Reading) -> None:
+        """Go on where another reader of the same kind and prompt stood. Raises ValueError for what is none."""
+        ...
 
     @property
     def all_rows(self) -> bool:
@@ -53,6 +67,13 @@ class ScoreReader:
 
     def __init__(self) -> None:
         self._scores: list[float] = []
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(scores=list(self._scores))
+
+    def resume(self, reading: Reading) -> None:
+        self._scores = list(reading.scores)
 
     def read(self, chunk: Chunk, rows: Tensor) -> None:
         if chunk.start == 0:
@@ -111,6 +132,13 @@ class MeanReader:
         self._total: Tensor | None = None
         self._adopted: Tensor | None = None
 
+    @property
+    def reading(self) -> Reading:
+        return Reading(vector=_bytes_of(self._total))
+
+    def resume(self, reading: Reading) -> None:
+        self._total = _vector_of(reading.vector)
+
     def usable(self, digests: Sequence[bytes]) -> int:
         """Also holds the sum that goes with them, which may be dropped before the first chunk has run."""
         count = self._sums.usable(digests)
@@ -141,6 +169,13 @@ class LastReader:
 
     def __init__(self) -> None:
         self._state: Tensor | None = None
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(vector=_bytes_of(self._state))
+
+    def resume(self, reading: Reading) -> None:
+        self._state = _vector_of(reading.vector)
 
     def read(self, chunk: Chunk, rows: Tensor) -> None:
         if chunk.chooses:
@@ -189,6 +224,14 @@ def prompt_only(ticket: int, item: EngineInput, reusable: Reusable = no_blocks) 
         deadline_at_ms=item.deadline_at_ms,
         reusable=reusable,
     )
+
+
+def _bytes_of(vector: Tensor | None) -> bytes:
+    return b"" if vector is None else vector.numpy().tobytes()
+
+
+def _vector_of(content: bytes) -> Tensor | None:
+    return torch.from_numpy(np.frombuffer(content, dtype=np.float64).copy()) if content else None
 
 
 def _embedded(item: EngineInput, state: Tensor, first_token_ms: float | None) -> EngineOutput:
