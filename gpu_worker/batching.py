@@ -109,6 +109,7 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
                 work.deadline_at_ms or None,
                 work.priority,
                 work.stream and work.variant[:1] != SHADOW,
+                item.resume,
             )
         )
         item.told = 0

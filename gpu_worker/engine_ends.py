@@ -18,7 +18,7 @@ def on_engine_ended(state: WorkerState, engine: Engine, code: str, message: str,
     loaded = [one for one in state.replicas.values() if one.engine == engine.key and one.state == "ready"]
     held = [item.work.request_id for batch in engine.outstanding.values() for item in batch.items]
     place = len(state.reports)  # before whatever the reload reports: this is why
-    given_up = engine_lost(state, engine, code, message)
+    given_up = engine_lost(state, engine, code, message, cause)
     reload_after_death(state, engine, cause)
     suspects = [f"{LOAD_PREFIX}{loading.key.model}"] if loading is not None else []
     if loading is not None and loading.state == "failed":

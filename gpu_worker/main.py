@@ -75,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("bootstrap_servers is empty: set SIE_STREAM_BOOTSTRAP_SERVERS, or use `sie-stream up`")
         identity = make_identity(options, settings, find_topology(log))
         prestart = known_backends("setting prestart_engines", settings.prestart_engines, identity.backends)
+        spares = known_backends("setting spare_engines", settings.spare_engines, identity.backends)
         vault = _vault(settings, log) if settings.pii_keys else None
-        process = WorkerProcess(settings, identity, log, vault, prestart)
+        process = WorkerProcess(settings, identity, log, vault, prestart, spares)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
@@ -166,10 +167,12 @@ class WorkerProcess:
         log: structlog.stdlib.BoundLogger,
         vault: Vault | None,
         prestart: tuple[str, ...] = (),
+        spares: tuple[str, ...] = (),
     ) -> None:
-        """`prestart`: backends whose engines are started before a model asks for them."""
+        """`prestart`: backends whose engines are started before a model asks for them. `spares`: see EngineLinks."""
         self._settings = settings
         self._prestart = prestart
+        self._spares = spares
         self._vault = vault
         self._identity = identity
         self._log = log
@@ -196,7 +199,10 @@ class WorkerProcess:
         # deltas go by it, and two seconds of silence are a lost worker.
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, unknown_budget_s=0.0)
         limits = engine_limits(settings, identity.tier, identity.devices)
-        engines = EngineLinks(settings.engine_threads, limits, groups=self._groups)
+        tier_bytes = settings.kv_tier_mb * 1024**2
+        engines = EngineLinks(
+            *(settings.engine_threads, limits), groups=self._groups, kv_tier_bytes=tier_bytes, spares=self._spares
+        )
         runner = TransactionRunner(writer, work, clock, names.prefix)
         committer = ThreadCommitter(runner, engines.wake)
         outcomes = Outcomes(

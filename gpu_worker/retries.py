@@ -4,6 +4,10 @@ When an engine dies, hangs or raises, every item it held is a suspect. Suspects 
 nothing else in the engine (no other batch, no load), so the next failure has one culprit. An item that was there at
 engine_attempts_max failures, and alone at the last, ends as `failed` and goes to the dead letters; its innocent
 neighbours succeed alone.
+
+A kill from outside (SIGKILL, and the kernel did not do it for want of memory) is nothing that a request does. Requests
+of continuous models then go on side by side, each from what its engine kept of it outside; only before their last
+attempt they are suspects after all.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from gpu_worker.worker_state import WorkerState
 
 POISON = "poison"
 ENGINE_TIMEOUT = "engine_timeout"
+KILLED = "SIGKILL"
+"""The cause of a death that no request brings about (see engine_port.EngineDied)."""
 RESTART_PAUSE_MS = (0.0, 0.0, 500.0, 1_000.0, 2_000.0, 5_000.0)
 """Pause before the process is started again, by deaths in a row without anything useful between them."""
 
@@ -33,8 +39,8 @@ class Failure(NamedTuple):
 NEVER_MAX = 1 << 30
 
 
-def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> list[str]:
-    """All that the engine held are suspects; the caller lets its models be loaded again.
+def engine_lost(state: WorkerState, engine: Engine, code: str, message: str, cause: str) -> list[str]:
+    """All that the engine held are suspects, but for those that go on; the caller lets its models be loaded again.
 
     Returns the ids of the requests that are given up.
     """
@@ -46,9 +52,34 @@ def engine_lost(state: WorkerState, engine: Engine, code: str, message: str) -> 
     for batch in batches:
         engine.let_go(batch.batch_id)
     alone = sum(len(batch.items) for batch in batches) == 1
+    if cause == KILLED:
+        going_on = [batch for batch in batches if goes_on(batch, state.settings.engine_attempts_max)]
+        batches = [batch for batch in batches if batch not in going_on]
+        for batch in reversed(going_on):
+            _go_on(state, batch, code, message)
     attempts_max = state.settings.engine_attempts_max if alone else NEVER_MAX
     failure = Failure(code, message, attempts_max)
     return [request_id for batch in batches for request_id in _suspect(state, engine, batch, failure)]
+
+
+def goes_on(batch: Batch, attempts_max: int) -> bool:
+    """Whether what an engine held that was killed from outside runs beside others again, not as a suspect."""
+    return bool(batch.replica.sequences_max) and all(item.attempts + 2 < attempts_max for item in batch.items)
+
+
+def _go_on(state: WorkerState, batch: Batch, code: str, message: str) -> None:
+    """Its items wait ahead of the others, for the engine's next process."""
+    for item in reversed(batch.items):
+        if item.partition.state == "closed":
+            continue
+        item.partition.running -= 1
+        item.attempts += 1
+        item.code, item.message = code, message
+        item.resume = True
+        if item.partition.state == "open":
+            state.queues.push_front(item)
+        else:
+            abandon(state, item)
 
 
 def on_batch_failed(state: WorkerState, engine: Engine, event: BatchFailed) -> None:
@@ -72,6 +103,7 @@ def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure)
             continue
         partition.running -= 1
         item.attempts += 1
+        item.resume = False
         item.code = failure.code
         item.message = failure.message
         if item.attempts >= failure.attempts_max:

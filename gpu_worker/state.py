@@ -61,6 +61,8 @@ class Item(Struct, gc=False, eq=False):
     """(partition, placement epoch, key) of a model with `ordering: key`."""
     attempts: int = 0
     """How often an engine failed while it held this item."""
+    resume: bool = False
+    """Its engine was killed from outside while it held this item: the next one goes on from what was kept of it."""
     told: int = 0
     """Token deltas written since an engine took it up the last time."""
     code: str = ""

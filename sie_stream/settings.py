@@ -81,6 +81,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     engine_cgroup: str = ""
     """A cgroup v2 folder that this user may write to (systemd: Delegate=memory): every engine gets a group in it, and
     the kernel ends an engine that goes over its memory limit, with all that it started."""
+    spare_engines: str = ""
+    """Backends, separated by commas, of whose engines a second process waits with its imports done and takes over when
+    the first one ends (torch: some seconds less, 250 MB more). Empty: none."""
+    kv_tier_mb: int = 0
+    """Host memory of each engine process that outlives it: full KV blocks and where requests stand, so that requests
+    of an engine that was killed go on instead of being computed again. The oldest is overwritten first: as large as
+    the KV pool (kv_mb) or larger. 0: none."""
     prestart_engines: str = ""
     """Backends whose engine processes start with the worker, separated by commas: the first model of one need not wait
     for its imports (torch: some seconds, 250 MB). Empty: an engine starts when a model is placed on it."""
@@ -132,6 +139,7 @@ BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("engine_threads", 1, 256),
     ("engine_memory_limit_mb", 0, 16 * 1024 * 1024),
     ("engine_realtime_priority", 0, 99),
+    ("kv_tier_mb", 0, 16 * 1024 * 1024),
     ("offsets_renew_ms", 1_000, 7 * 24 * 3600 * 1000),
 )
 

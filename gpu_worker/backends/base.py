@@ -42,6 +42,9 @@ class EngineInput(Struct, frozen=True, array_like=True):
     """Lane of the request, 0 the most urgent; continuous models follow it."""
     stream: bool = False
     """Tell tokens as they come, if the model is a continuous one."""
+    resume: bool = False
+    """An engine was killed while it held this request, by nothing that the request did: go on from what that engine
+    kept of it outside, if anything."""
 
 
 class EngineOutput(Struct, frozen=True, array_like=True):
@@ -161,6 +164,15 @@ class MovableModel(ContinuousModel, Protocol):
 
         Raises ImageRefused (decoding/image.py); nothing of the request is here then.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """A backend whose models keep full KV blocks, and where their requests stand, outside the process."""
+
+    def keep_in(self, memory: memoryview) -> None:
+        """Before the first load. What an earlier process left there is used again."""
         ...
 
 

@@ -42,7 +42,7 @@ DECLARED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 class TorchBackend:
     """Serves decoders by our own engine (decoder/), BERT by our own forward pass, and other encoders by transformers.
 
-    Threads are a setting of the process, so the last model loaded decides.
+    Threads are a setting of the process, so the last model loaded decides. Implements KeepsBlocks.
     """
 
     name = "torch"
@@ -68,6 +68,9 @@ class TorchBackend:
             except ModelRefused:
                 digest.result()  # that the files are the wrong ones says more than what is wrong in them
                 raise
+
+    def keep_in(self, memory: memoryview) -> None:
+        self._decoders.keep_in(memory)
 
     def unload(self, model: LoadedModel) -> None:
         """Host memory goes with the last reference; a CUDA device keeps cached blocks until they are dropped."""

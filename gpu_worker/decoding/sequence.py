@@ -50,6 +50,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     """Of the full blocks of `ids`, as far as they were needed."""
+    fetched: int = 0
+    """Blocks, after those that the pool had, whose content comes from the tier outside the engine."""
     published: int = 0
     """How many of the first blocks need not be published any more."""
     kept: int = 0
@@ -107,4 +109,12 @@ class Restore(Struct, frozen=True):
     blocks: tuple[int, ...]
 
 
-Move = Keep | Restore
+class Fetch(Struct, frozen=True):
+    """Copy these blocks of the tier, named by their digests, into these blocks."""
+
+    sequence: Sequence
+    blocks: tuple[int, ...]
+    digests: tuple[bytes, ...]
+
+
+Move = Keep | Restore | Fetch

@@ -9,12 +9,13 @@ costs less than computing it again later (swapping.py); what is still cached of 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from collections.abc import Sequence as Run
 
 from msgspec import Struct
 
 from gpu_worker.decoding.blocks import BlockPool, chained_digests
-from gpu_worker.decoding.sequence import Chunk, Keep, Move, Restore, Sequence, no_blocks
+from gpu_worker.decoding.sequence import Chunk, Fetch, Keep, Move, Restore, Sequence, no_blocks
 from gpu_worker.decoding.swapping import NO_SWAP, SwapSpace
 
 
@@ -50,6 +51,8 @@ class StepScheduler:
         """Both in order of rank."""
         self._arrivals = 0
         self.preemptions = 0
+        self.tier_run: Callable[[Run[bytes]], int] = no_blocks
+        """(digests) -> how many of the first of these blocks a tier outside the engine can give now."""
         self.moves: list[Move] = []
         """To be done in this order between plan() and the step."""
 
@@ -164,6 +167,7 @@ class StepScheduler:
             if sequence.kept:
                 self._restore(sequence)
             else:
+                self._fetch(sequence)
                 sequence.reused = max(sequence.reused, min(sequence.computed, sequence.prompt_tokens))
             chunks[sequence.order] = Chunk(sequence, sequence.computed, count)
 
@@ -181,11 +185,19 @@ class StepScheduler:
         full = (len(sequence.ids) - 1) // self._block_tokens
         self._digest(sequence, full)
         found = self._pool.match(sequence.digests[:full])
-        count = sequence.reusable(sequence.digests[: len(found)])
+        more = self.tier_run(sequence.digests[len(found) : full])
+        count = sequence.reusable(sequence.digests[: len(found) + more])
         self._pool.release(found[count:])
         sequence.blocks = found[:count]
         sequence.published = len(sequence.blocks)
-        sequence.computed = len(sequence.blocks) * self._block_tokens
+        sequence.fetched = count - len(sequence.blocks)
+        sequence.computed = count * self._block_tokens
+
+    def _fetch(self, sequence: Sequence) -> None:
+        first, end = sequence.published, sequence.published + sequence.fetched
+        if sequence.fetched:
+            self.moves.append(Fetch(sequence, tuple(sequence.blocks[first:end]), tuple(sequence.digests[first:end])))
+            sequence.fetched = 0
 
     def _restore(self, sequence: Sequence) -> None:
         """Its blocks are held: those that the pool did not have get what was kept."""
@@ -234,7 +246,7 @@ class StepScheduler:
     def _give_back(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed = sequence.published = 0
+        sequence.computed = sequence.published = sequence.fetched = 0
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +67,8 @@ class _Child:
     key: EngineKey
     process: subprocess.Popen[bytes]
     socket: HostSocket
-    oom_kills: int
-    """Out-of-memory kills of this machine when the process was started."""
+    oom_kills: int = 0
+    """Out-of-memory kills of this machine when the process became the engine."""
     group: EngineGroup | None = None
 
 
@@ -81,16 +81,25 @@ class EngineLinks:
         limits: Mapping[str, EngineLimits] | None = None,
         environment: Mapping[str, str] | None = None,
         groups: EngineGroups | None = None,
+        kv_tier_bytes: int = 0,
+        spares: Collection[str] = (),
     ) -> None:
-        """`limits`: by device (see gpu_worker/isolation.py). `groups`: cgroups of engines, where there are any."""
+        """`limits`: by device (see gpu_worker/isolation.py). `groups`: cgroups of engines, where there are any.
+        `kv_tier_bytes`: memory of each engine that outlives its process (setting kv_tier_mb). `spares`: backends whose
+        engines have a second process that waits to take over (setting spare_engines)."""
         self._limits = limits or {}
         self._groups = groups
+        self._tier_bytes = kv_tier_bytes
+        self._tiers: dict[EngineKey, int] = {}
+        """File descriptors of that memory: ours, so that it is there as long as we are."""
         self._environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),
             "TOKENIZERS_PARALLELISM": "false",
             **(environment or {}),
         }
+        self._spare_backends = spares
+        self._spares: dict[EngineKey, _Child] = {}
         self._children: dict[EngineKey, _Child] = {}
         self._by_fd: dict[int, _Child] = {}
         self._killed: list[subprocess.Popen[bytes]] = []
@@ -129,6 +138,7 @@ class EngineLinks:
         self._tell(engine, Cancel(batch_id))
 
     def stop(self, engine: EngineKey) -> None:
+        self._end_spare(engine)
         child = self._children.get(engine)
         if child is None:
             return
@@ -152,6 +162,8 @@ class EngineLinks:
         return events
 
     def close(self) -> None:
+        for engine in list(self._spares):
+            self._end_spare(engine)
         for child in list(self._children.values()):
             self.stop(child.key)
         for process in self._killed:
@@ -159,12 +171,41 @@ class EngineLinks:
         self._killed.clear()
         for group in self._emptying:
             group.remove()
+        for fd in self._tiers.values():
+            os.close(fd)
+        self._tiers.clear()
         self._epoll.close()
         os.close(self._wake_fd)
 
     # ------------------------------------------------------------ processes
 
     def _start(self, engine: EngineKey) -> None:
+        oom_kills = _oom_kills()
+        child = self._spares.pop(engine, None) or self._launched(engine)
+        child.oom_kills = oom_kills
+        self._children[engine] = child
+        self._by_fd[child.socket.fileno()] = child
+        self._epoll.register(child.socket.fileno(), select.EPOLLIN)
+
+    def _keep_spare(self, engine: EngineKey) -> None:
+        """Only now that a model is loaded: before, it would take processor time from the one that loads."""
+        if engine.backend in self._spare_backends and engine not in self._spares:
+            self._spares[engine] = self._launched(engine)
+
+    def _end_spare(self, engine: EngineKey) -> None:
+        spare = self._spares.pop(engine, None)
+        if spare is not None:
+            spare.socket.close()
+            self._kill(spare)
+
+    def _kill(self, child: _Child) -> None:
+        child.process.kill()
+        self._killed.append(child.process)
+        if child.group is not None:
+            self._emptying.append(child.group)
+
+    def _launched(self, engine: EngineKey) -> _Child:
+        """A process that imports its backend and then waits; nobody listens to it yet."""
         ours, theirs = socket.socketpair()
         limits = self._limits.get(engine.device, EngineLimits())
         command = [
@@ -173,7 +214,10 @@ class EngineLinks:
             *("--backend", engine.backend, "--device", engine.device),
             *("--limits", msgspec.json.encode(limits).decode()),
         ]
-        oom_kills = _oom_kills()
+        inherited = [theirs.fileno()]
+        if self._tier_bytes:
+            inherited.append(self._tier(engine))
+            command += ["--kv-tier", str(inherited[1])]
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -181,13 +225,19 @@ class EngineLinks:
                 stdout=sys.stderr.fileno(),
                 stderr=sys.stderr.fileno(),
                 env=self._environment,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=inherited,
             )
-        group = self._groups.hold(process.pid, limits.memory_bytes) if self._groups else None
-        child = _Child(engine, process, HostSocket(ours), oom_kills, group)
-        self._children[engine] = child
-        self._by_fd[child.socket.fileno()] = child
-        self._epoll.register(child.socket.fileno(), select.EPOLLIN)
+        # The kernel counts the tier where it was first written to: in the engine's group.
+        memory_bytes = limits.memory_bytes and limits.memory_bytes + self._tier_bytes
+        group = self._groups.hold(process.pid, memory_bytes) if self._groups else None
+        return _Child(engine, process, HostSocket(ours), group=group)
+
+    def _tier(self, engine: EngineKey) -> int:
+        """Memory without a name: it is gone when this process and the engine are. Takes none until it is written to."""
+        if engine not in self._tiers:
+            self._tiers[engine] = os.memfd_create("sie-kv", os.MFD_CLOEXEC)
+            os.ftruncate(self._tiers[engine], self._tier_bytes)
+        return self._tiers[engine]
 
     def _tell(self, engine: EngineKey, message: ToEngine) -> None:
         child = self._children.get(engine)
@@ -209,7 +259,10 @@ class EngineLinks:
                     self._epoll.modify(child.socket.fileno(), select.EPOLLIN)
             if mask & ~select.EPOLLOUT:
                 for message in child.socket.receive():
-                    self._events.append(_event(child.key, decode_from_engine(message)))
+                    event = _event(child.key, decode_from_engine(message))
+                    self._events.append(event)
+                    if isinstance(event, ModelLoaded):
+                        self._keep_spare(child.key)
         except PeerClosed:
             self._died(child)
 

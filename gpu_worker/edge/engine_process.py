@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from mmap import mmap
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from gpu_worker.backends.base import (
     ContinuousModel,
     EngineInput,
     EngineOutput,
+    KeepsBlocks,
     LoadedModel,
     ModelRefused,
     OnTrunk,
@@ -270,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True, help="process id of the host")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", required=True)
+    parser.add_argument("--kv-tier", type=int, default=-1, help="inherited memory that outlives this process")
     parser.add_argument("--limits", default="{}", help="EngineLimits as JSON")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
@@ -281,7 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     clock = SystemClock()
     end = EngineSocket(socket.socket(fileno=options.fd))
     try:
-        EngineProcess(load_backend(options.backend, clock), end, clock).serve()
+        backend = load_backend(options.backend, clock)
+        if options.kv_tier >= 0 and isinstance(backend, KeepsBlocks):
+            backend.keep_in(memoryview(mmap(options.kv_tier, 0)))
+        EngineProcess(backend, end, clock).serve()
     except PeerClosed:
         return 0
     except SieError as error:

@@ -83,6 +83,8 @@ class SimEngines:
         self._sequence = 0
         self.batches: list[tuple[float, tuple[str, ...]]] = []
         """When, and which request ids, in the order they were submitted."""
+        self.resumed: list[str] = []
+        """Request ids that were to go on from what an earlier process kept."""
         self.starts = 0
 
     def load(self, engine: EngineKey, slot: int, launch: ModelLaunch) -> None:
@@ -112,6 +114,7 @@ class SimEngines:
         assert slot in process.slots, (engine, slot)
         names = tuple(item.request_id for item in items)
         self.batches.append((self._clock.monotonic_ms(), names))
+        self.resumed += [item.request_id for item in items if item.resume]
         if process.slots[slot].model in self.script.continuous:
             self._fly(engine, process, batch_id, items)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def requests(seed: int) -> list[EngineInput]:
     """Prompts of up to 40 tokens, which come in chunks of 16 and fewer."""
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
     texts = [sentence.text for sentence in sentences()[8 * seed : 8 * seed + len(WAYS) + 1]]
-    pairs = [f"{one} {next_one}" for one, next_one in zip(texts, texts[1:], strict=False)]
+    pairs = [f"{one} {next_one}" for one, next_one in itertools.pairwise(texts)]
     prompts = [tokenizer.encode(pair)[: 40 - 4 * place] for place, pair in enumerate(pairs)]
     items = [
         ask(f"r{n}", prompt, seed=seed + n, max_tokens=TOKENS, **way)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,9 +38,9 @@ KEY = EngineKey("cpu:0", "trouble")
 class Engines:
     """The links and everything they said."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         path = os.pathsep.join([str(PACKAGE), str(ROOT)])
-        self.links = EngineLinks(3, environment={"PYTHONPATH": path})
+        self.links = EngineLinks(3, environment={"PYTHONPATH": path}, **more)
         self.said: list[EngineEvent] = []
 
     def load(self, slot: int = 1, **changes: object) -> None:
@@ -95,6 +96,44 @@ def test_an_engine_that_was_started_before_takes_the_first_model(engines: Engine
     engines.load()
     engines.wait_for(ModelLoaded)
     assert engines.links.pids() == {KEY: started.pid}
+
+
+def children() -> set[int]:
+    """Engines that live; those that ended and were not waited for are none."""
+    return {one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_a_spare_takes_over_from_an_engine_that_was_killed() -> None:
+    before = children()
+    engines = Engines(spares=["trouble"])
+    engines.load()
+    engines.wait_for(ModelLoaded)
+    first = engines.links.pids()[KEY]
+    (spare,) = children() - before - {first}
+    os.kill(first, signal.SIGKILL)
+    died = engines.wait_for(EngineDied)
+    assert isinstance(died, EngineDied)
+    assert died.cause == "SIGKILL"
+    engines.load(slot=2)
+    engines.wait_for(ModelLoaded, 2)
+    assert engines.links.pids() == {KEY: spare}
+    engines.run(2, '{"x":1}', slot=2)
+    engines.wait_for(BatchCompleted)
+    assert len(children() - before) == 2, "it has a spare of its own"
+    engines.links.stop(KEY)
+    wait_until(lambda: not children() - before, "an engine that is not wanted any more leaves no spare")
+    engines.links.close()
+
+
+def test_memory_that_outlives_the_engine_is_inherited_and_given_back() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    engines = Engines(kv_tier_bytes=1 << 20)
+    engines.load()
+    engines.wait_for(ModelLoaded)
+    named = [os.readlink(file) for file in Path(f"/proc/{engines.links.pids()[KEY]}/fd").iterdir()]
+    assert any("sie-kv" in name for name in named)
+    engines.links.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_threads_are_set_before_the_start(engines: Engines) -> None:

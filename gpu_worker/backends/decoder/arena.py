@@ -77,6 +77,11 @@ class HostCopies(Protocol):
         """Of a page."""
         ...
 
+    @property
+    def block_tokens(self) -> int:
+        """Of a page."""
+        ...
+
     def read(self, pages: Sequence[int], tokens: int) -> Tensor:
         """(pages, used bytes) as they are now. Zeros after the first `tokens` tokens: what lies there is nobody's, or
         another request's."""

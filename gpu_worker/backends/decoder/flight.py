@@ -61,6 +61,8 @@ class Flight:
     told_at_ms: float = float("-inf")
     told_tokens: int = 0
     told_characters: int = 0
+    stored: int = 0
+    """Of its first blocks, how many were brought to the tier, or found there."""
     kept: Tensor | None = None
     """(pages, bytes) of its keys and values in host memory, while it waits without blocks."""
 
@@ -121,6 +123,11 @@ class Flight:
         self.told_tokens += len(fresh)
         self.told_characters += len(text)
         return EngineDelta(fresh, text)
+
+    def tell_again(self) -> None:
+        """Whoever follows the answer begins anew: tell all of it, at once."""
+        self.told_at_ms = float("-inf")
+        self.told_tokens = self.told_characters = 0
 
     def ended(self, finish_reason: str) -> EngineOutput:
         answer = self.tokens.answer

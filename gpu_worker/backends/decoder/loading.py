@@ -35,6 +35,7 @@ from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner
 from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
 from gpu_worker.backends.decoder.trunk import Trunks, Wanted
 from gpu_worker.backends.weights import local_source, whole_number
+from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.swapping import SwapLimits, SwapSpace
 from gpu_worker.decoding.transcript import Detokenise
@@ -55,6 +56,17 @@ class DecoderLoader:
         self._trunks = Trunks()
         self._tokenizers = shared_tokenizers()
         self._lock = RLock()
+        self._memory: memoryview | None = None
+        self._tier: KvTier | None = None
+
+    def keep_in(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def _opened(self) -> KvTier | None:
+        """Opened by the first load, not before: until then another process may be its writer, whose spare we are."""
+        if self._tier is None and self._memory is not None:
+            self._tier = KvTier(self._memory)
+        return self._tier
 
     def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
         """Raises ModelRefused; also what `digest` raises."""
@@ -90,6 +102,7 @@ class DecoderLoader:
             lock=self._lock,
             memory_bytes=loaded.network.memory_bytes,
             parts=loaded.parts,
+            tier=self._opened(),
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:

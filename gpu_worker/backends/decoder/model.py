@@ -14,8 +14,10 @@ from gpu_worker.backends.decoder.flight import Flight
 from gpu_worker.backends.decoder.frozen import Intake, frozen, thawed
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.runner import Runner
+from gpu_worker.backends.decoder.tier import TierOf
 from gpu_worker.decoding.image import ImageRefused, packed, unpacked
-from gpu_worker.decoding.sequence import Chunk, Keep, Move
+from gpu_worker.decoding.kv_tier import KvTier
+from gpu_worker.decoding.sequence import Chunk, Fetch, Keep, Move
 from gpu_worker.decoding.step_scheduler import StepScheduler
 from sie_stream.ports import Clock
 from sie_stream.telemetry import SequenceCounts
@@ -40,13 +42,15 @@ class DecoderModel:
         lock: RLock,
         memory_bytes: int,
         parts: dict[str, int] | None = None,
+        tier: KvTier | None = None,
     ) -> None:
-        """parts: see engine_messages.Loaded."""
+        """parts: see engine_messages.Loaded. tier: keeps full blocks outside the process, for all models of it."""
         self._runner = runner
         self._scheduler = scheduler
         self._intake = intake
         self._pages = pages
         self.parts = parts or {}
+        self._tier = None if tier is None else TierOf(tier, intake.origin, pages)
         self._clock = clock
         self._lock = lock
         self._flights: dict[int, Flight] = {}
@@ -85,7 +89,18 @@ class DecoderModel:
             return SequenceCounts(running, waiting, *scheduler.blocks, self.prompt_tokens, self.reused_tokens)
 
     def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
-        flight = self._intake.begin(ticket, item, self._clock.monotonic_ms())
+        if self._tier is not None:
+            # Not for what `run` is asked before the model serves: a warm-up and golden requests must be computed.
+            self._scheduler.tier_run = self._tier.run_of
+        return self._submit(ticket, item)
+
+    def _submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
+        now_ms = self._clock.monotonic_ms()
+        flight: Flight | EngineOutput | None = None
+        if item.resume and self._tier is not None:
+            flight = self._tier.resumed(ticket, item, self._intake, now_ms)
+        if flight is None:
+            flight = self._intake.begin(ticket, item, now_ms)
         if isinstance(flight, EngineOutput):
             return flight
         with self._lock:
@@ -159,12 +174,20 @@ class DecoderModel:
                 logits = self._runner.run(chunks, [flight.reads_all_rows for flight in flights])
                 self._scheduler.ran(chunks)
                 self._scheduler.swap.stepped(chunks, self._clock.monotonic_ms() - started_ms)
+                stored = [] if self._tier is None else self._tier.store(chunks, flights)
                 ended += self._advance(chunks, flights, logits)
+                for flight in stored:
+                    if flight.tokens.ticket in self._flights and self._tier is not None:
+                        self._tier.note(flight, self._clock.monotonic_ms())
             return ended
 
     def _do(self, move: Move) -> None:
         """Copy pages out of the pool or into it."""
         flight = self._flights[move.sequence.ticket]
+        if isinstance(move, Fetch):
+            assert self._tier is not None, "planned by what it has"
+            self._tier.fetch(move)
+            return
         started_ms = self._clock.monotonic_ms()
         if isinstance(move, Keep):
             flight.kept = self._pages.read(move.blocks, move.sequence.kept)
@@ -209,7 +232,7 @@ class DecoderModel:
         answers: dict[int, EngineOutput] = {}
         tickets = range(-1, -1 - len(batch), -1)
         for ticket, item in zip(tickets, batch, strict=True):
-            refused = self.submit(ticket, item)
+            refused = self._submit(ticket, item)
             if refused is not None:
                 answers[ticket] = refused
         while len(answers) < len(batch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker.engine_port import EngineKey
 from gpu_worker.sim.engine import EngineScript
 from sie_stream.settings import Settings
 from tests.unit.worker.rig import Rig, World, serving, work_item
@@ -65,6 +66,51 @@ def test_when_the_engine_dies_only_the_request_that_kills_it_alone_is_blamed() -
     assert results["poison"].error is not None
     assert results["poison"].error.code == "poison"
     assert flying(rig) == 0
+
+
+ENGINE = EngineKey("cpu:0", "sim")
+
+
+def test_a_kill_from_outside_blames_nobody_and_all_go_on_side_by_side() -> None:
+    world, rig = serving(script(batch_ms=500.0))
+    sent(world, "a", "b", "c", "d")
+    rig.run(20)
+    rig.engines.kill(ENGINE)
+    rig.run_until(lambda: len(world.results()) == 4)
+    assert {result.status for result in world.results().values()} == {"ok"}
+    first, second = rig.engines.batches[:3], rig.engines.batches[3:6]
+    assert [names for _, names in second] == [names for _, names in first], "in the order they came"
+    assert len({at for at, _ in second}) == 1, "side by side"
+    assert rig.engines.resumed == ["a", "b", "c"]
+    assert flying(rig) == 0
+
+
+def test_kills_from_outside_that_do_not_end_make_suspects_of_those_that_were_there() -> None:
+    world, rig = serving(script(batch_ms=500.0), Settings(engine_attempts_max=3))
+    sent(world, "a", "b")
+    for _ in range(2):
+        rig.run_until(lambda: flying(rig) == 2)
+        rig.engines.kill(ENGINE)
+        rig.run_until(lambda: flying(rig) == 0)
+    rig.run_until(lambda: flying(rig) == 1)
+    assert rig.engines.resumed == ["a", "b"]
+    rig.engines.kill(ENGINE)
+    rig.run_until(lambda: len(world.results()) == 2)
+    results = world.results()
+    assert {name: result.status for name, result in results.items()} == {"a": "failed", "b": "ok"}
+    assert rig.engines.resumed == ["a", "b"], "a suspect is computed from the beginning"
+
+
+def test_a_want_of_memory_is_no_kill_from_outside() -> None:
+    world, rig = serving(script(batch_ms=500.0))
+    sent(world, "a", "b")
+    rig.run_until(lambda: flying(rig) == 2)
+    rig.engines.kill(ENGINE, "SIGKILL (out of memory)")
+    rig.run_until(lambda: len(world.results()) == 2)
+    assert rig.engines.resumed == []
+    assert [names for _, names in rig.engines.batches] == [("a",), ("b",), ("a",), ("b",)]
+    started = [at for at, _ in rig.engines.batches]
+    assert started[3] - started[2] >= 500, "one after the other"
 
 
 def test_an_exception_that_many_shared_blames_nobody_until_one_fails_alone() -> None:
