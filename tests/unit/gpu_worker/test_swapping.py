@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.blocks import BlockPool
-from gpu_worker.decoding.sequence import Keep, Sequence
+from gpu_worker.decoding.sequence import Keep, Restore, Sequence
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.swapping import Rates, SwapLimits, SwapSpace, cheaper
 
@@ -35,6 +35,7 @@ class Engine:
             if isinstance(move, Keep):
                 self.kept[ticket] = [list(self.memory[block]) for block in move.blocks]
                 continue
+            assert isinstance(move, Restore), "there is no tier here"
             kept = self.kept.pop(ticket)
             for block, content in zip(move.blocks, kept[move.first :], strict=True):
                 self.memory[block] = content
