@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -26,9 +27,11 @@ from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.engine_port import BatchCompleted, EngineDied, EngineKey, LoadFailed, ModelLoaded, TokensStreamed
 from sie_stream.control import ModelLaunch
-from tests.bench.engine import PROMPT, SMOLLM2, prompts
+from tests.bench.workload import MODELS_DIR
 
+SMOLLM2 = MODELS_DIR / "smollm2-135m-instruct"
 ENGINE = EngineKey("cpu:0", "torch")
+PROMPT = 128
 GENERATIONS = 32
 BEFORE = 24
 """Tokens that each has told at least when the engine is killed."""
@@ -71,6 +74,11 @@ def wait(watch: Watch, done: Any) -> None:
     while not done():
         assert time.monotonic() < deadline, "not within the time"
         watch.poll()
+
+
+def prompts(count: int) -> list[list[int]]:
+    chance = random.Random(count)
+    return [[chance.randrange(100, 40_000) for _ in range(PROMPT)] for _ in range(count)]
 
 
 def launch(threads: int) -> ModelLaunch:
