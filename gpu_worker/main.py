@@ -198,11 +198,7 @@ class WorkerProcess:
         # But the loop, which sends the heartbeats, must not wait for a topic that somebody deleted: samples and token
         # deltas go by it, and two seconds of silence are a lost worker.
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, unknown_budget_s=0.0)
-        limits = engine_limits(settings, identity.tier, identity.devices)
-        tier_bytes = settings.kv_tier_mb * 1024**2
-        engines = EngineLinks(
-            *(settings.engine_threads, limits), groups=self._groups, kv_tier_bytes=tier_bytes, spares=self._spares
-        )
+        engines = self._engines()
         runner = TransactionRunner(writer, work, clock, names.prefix)
         committer = ThreadCommitter(runner, engines.wake)
         outcomes = Outcomes(
@@ -241,6 +237,16 @@ class WorkerProcess:
             client.close()
         self._log.info("stopped_cleanly")
         return 0
+
+    def _engines(self) -> EngineLinks:
+        settings, identity = self._settings, self._identity
+        return EngineLinks(
+            settings.engine_threads,
+            engine_limits(settings, identity.tier, identity.devices),
+            groups=self._groups,
+            kv_tier_bytes=settings.kv_tier_mb * 1024**2,
+            spares=self._spares,
+        )
 
     def _stop(self, host: WorkerHost) -> None:
         """Finish what runs, commit it, leave; what does not finish in time is left to the next owner."""
