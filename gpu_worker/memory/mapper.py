@@ -1,6 +1,6 @@
 """The memory mapper of one device: the ledger, the pages, every model's slot, and the tier its image is in.
 
-Decisions are asked for (`lacking`, `giving_way`, `moves`) and taken by the caller, who then says what is done (`activate`,
+Decisions are asked for (`lacking`, `giving_way`, `moves`); the caller takes them and says what is done (`activate`,
 `evict`, `remove`, `drop_group` ...). Leases are the caller's: it names the slots that may give way.
 """
 

@@ -7,6 +7,8 @@
   kv_mb           size of the KV pool, if this model is the first on its device (default 256)
   head            lm (default): answers and scores | embedding: a unit vector of the last states
   pooling         of an embedding head: mean (default) over all tokens | last: the last token's
+  own_weights     true: shares no weights with other models of its trunk, which may then leave a device without it
+                  (default false; a worker with setting device_memory_mb loads all models so)
   repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
 """
 
@@ -31,6 +33,7 @@ from gpu_worker.backends.decoder.readers import POOLINGS, Embedder, PrefixSums
 from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner
 from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
 from gpu_worker.backends.decoder.trunk import Trunks, Wanted
+from gpu_worker.backends.slots.tensor_weights import tensor_weights
 from gpu_worker.backends.weights import local_source, whole_number
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
@@ -70,7 +73,7 @@ class DecoderLoader:
             *(source, files, digest, shape, dtype, _choice(launch, "precision", tuple(PRECISIONS)), device, head),
             *(runner_type.arithmetic, pages.block_tokens),
         )
-        loaded = self._trunks.load(wanted)
+        loaded = self._trunks.load_alone(wanted) if _flag(launch, "own_weights") else self._trunks.load(wanted)
         sums = PrefixSums(pages.block_tokens, arena.pool.count)
         return DecoderModel(
             runner=runner_type(loaded.network, pages),
@@ -86,6 +89,8 @@ class DecoderLoader:
             embedder=Embedder(_choice(launch, "pooling", POOLINGS), sums) if head == "embedding" else None,
             trunk=loaded.trunk,
             parts=loaded.parts,
+            weights=tensor_weights(loaded.network.tensors),
+            pools={arena.name: arena.size_bytes},
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:
@@ -106,10 +111,14 @@ def _grammars(launch: ModelLaunch, limits: DecoderLimits) -> Grammars | None:
 
 
 def _runner_type(launch: ModelLaunch) -> type[FastRunner] | type[RepeatableRunner]:
-    value = launch.config.get("repeatable", False)
+    return RepeatableRunner if _flag(launch, "repeatable") else FastRunner
+
+
+def _flag(launch: ModelLaunch, key: str) -> bool:
+    value = launch.config.get(key, False)
     if not isinstance(value, bool):
-        raise ModelRefused("invalid_model_config", f"backend.config.repeatable: {value!r} is not true or false.")
-    return RepeatableRunner if value else FastRunner
+        raise ModelRefused("invalid_model_config", f"backend.config.{key}: {value!r} is not true or false.")
+    return value
 
 
 def _choice(launch: ModelLaunch, key: str, known: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from gpu_worker.backends.decoder.flight import DecoderLimits, Flight, admitted, 
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.readers import Embedder
 from gpu_worker.backends.decoder.runner import Runner
+from gpu_worker.backends.slots.weights import Weight
 from gpu_worker.decoding.sequence import Chunk
 from gpu_worker.decoding.step_scheduler import StepScheduler
 from gpu_worker.decoding.transcript import Detokenise
@@ -43,8 +44,12 @@ class DecoderModel:
         embedder: Embedder | None = None,
         trunk: Trunk | None = None,
         parts: dict[str, int] | None = None,
+        weights: Sequence[Weight] = (),
+        pools: dict[str, int] | None = None,
     ) -> None:
-        """embedder: of a model whose head is `embedding`. parts: see engine_messages.Loaded."""
+        """embedder: of a model whose head is `embedding`. parts, pools: see engine_messages.Loaded. weights: those that
+        can be moved (see backends/slots).
+        """
         self._runner = runner
         self._scheduler = scheduler
         self._limits = limits
@@ -53,6 +58,8 @@ class DecoderModel:
         self._embedder = embedder
         self.trunk = trunk
         self.parts = parts or {}
+        self.pools = pools or {}
+        self._weights = weights
         self._clock = clock
         self._lock = lock
         self._flights: dict[int, Flight] = {}
@@ -67,6 +74,9 @@ class DecoderModel:
         self.prompt_tokens = 0
         self.reused_tokens = 0
         """Of the prompts that were admitted: all their tokens, and those found in the pool."""
+
+    def weights(self) -> Sequence[Weight]:
+        return self._weights
 
     @property
     def busy(self) -> bool:

@@ -1,0 +1,33 @@
+"""The memory of a cpu device with a budget: one file in memory, whose pages engine processes map."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from gpu_worker.memory.pages import page_bytes_for
+from sie_stream.errors import ConfigError
+
+
+class DeviceArena:
+    """All bytes of the device, taken at once: what is declared is there. folder: for images that go to the disk."""
+
+    def __init__(self, size_bytes: int, folder: Path) -> None:
+        """Raises ConfigError when the machine has not so much."""
+        self.page_bytes = page_bytes_for(size_bytes)
+        self.size_bytes = size_bytes // self.page_bytes * self.page_bytes
+        self.folder = folder
+        self.file = os.memfd_create("device-arena", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.file, 0, self.size_bytes)
+        except OSError as error:
+            os.close(self.file)
+            raise ConfigError(
+                f"setting device_memory_mb = {size_bytes >> 20}: this machine has not so much memory left: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Engine processes keep what they have mapped until they end."""
+        with suppress(OSError):
+            os.close(self.file)
