@@ -51,6 +51,9 @@ class TorchBackend:
     def __init__(self, clock: Clock) -> None:
         self._decoders = DecoderLoader(clock)
 
+    def keep_weights_apart(self) -> None:
+        self._decoders.keep_weights_apart()
+
     def load(self, launch: ModelLaunch) -> LoadedModel:
         """The digest is taken beside the loading, which reads the same files. Raises ModelRefused."""
         source = local_source(launch.source)

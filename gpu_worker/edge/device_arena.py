@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_worker.memory.pages import page_bytes_for
+from gpu_worker.memory.pages import arena_of
 from sie_stream.errors import ConfigError
 
 
@@ -15,8 +15,7 @@ class DeviceArena:
 
     def __init__(self, size_bytes: int, folder: Path) -> None:
         """Raises ConfigError when the machine has not so much."""
-        self.page_bytes = page_bytes_for(size_bytes)
-        self.size_bytes = size_bytes // self.page_bytes * self.page_bytes
+        self.size_bytes, self.page_bytes = arena_of(size_bytes)
         self.folder = folder
         self.file = os.memfd_create("device-arena", os.MFD_CLOEXEC)
         try:

@@ -14,21 +14,30 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_worker import engine_port
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
+from gpu_worker.edge.device_arena import DeviceArena
+from gpu_worker.edge.engine_models import ArenaOption
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
+    Activate,
     Answers,
     Cancel,
+    Deactivate,
     Deltas,
     FromEngine,
+    ImageMoved,
     Load,
     Loaded,
+    MoveImage,
     NotLoaded,
+    NotSwitched,
     Raised,
     Run,
     Started,
     Stepped,
+    Switched,
     ToEngine,
     Unload,
     decode_from_engine,
@@ -44,10 +53,13 @@ from gpu_worker.engine_port import (
     EngineStepped,
     LoadFailed,
     ModelLoaded,
+    ModelSwitched,
     StreamedTokens,
+    SwitchFailed,
     TokensStreamed,
 )
 from gpu_worker.isolation import EngineLimits
+from gpu_worker.memory.slots import Below
 from sie_stream.control import ModelLaunch
 
 MODULE = "gpu_worker.edge.engine_process"
@@ -81,8 +93,12 @@ class EngineLinks:
         limits: Mapping[str, EngineLimits] | None = None,
         environment: Mapping[str, str] | None = None,
         groups: EngineGroups | None = None,
+        arenas: Mapping[str, DeviceArena] | None = None,
     ) -> None:
-        """`limits`: by device (see gpu_worker/isolation.py). `groups`: cgroups of engines, where there are any."""
+        """`limits`: by device (see gpu_worker/isolation.py). `groups`: cgroups of engines, where there are any.
+        `arenas`: by device, of those that have a budget.
+        """
+        self._arenas = arenas or {}
         self._limits = limits or {}
         self._groups = groups
         self._environment = {
@@ -128,12 +144,23 @@ class EngineLinks:
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         self._tell(engine, Cancel(batch_id))
 
+    def activate(self, engine: EngineKey, slot: int, pages: Sequence[int]) -> None:
+        self._tell(engine, Activate(slot, list(pages)))
+
+    def deactivate(self, engine: EngineKey, slot: int) -> None:
+        self._tell(engine, Deactivate(slot))
+
+    def move_image(self, engine: EngineKey, slot: int, to: Below) -> None:
+        self._tell(engine, MoveImage(slot, to))
+
     def stop(self, engine: EngineKey) -> None:
         child = self._children.get(engine)
         if child is None:
             return
         self._forget(child)
         child.process.kill()
+        if engine.device in self._arenas:
+            child.process.wait()  # its pages go to others now, and it may be just writing to them
         self._killed.append(child.process)
 
     def poll(self, wait_ms: float) -> list[EngineEvent]:
@@ -173,6 +200,12 @@ class EngineLinks:
             *("--backend", engine.backend, "--device", engine.device),
             *("--limits", msgspec.json.encode(limits).decode()),
         ]
+        passed = [theirs.fileno()]
+        arena = self._arenas.get(engine.device)
+        if arena is not None:
+            option = ArenaOption(arena.file, arena.page_bytes, str(arena.folder))
+            command += ["--arena", msgspec.json.encode(option).decode()]
+            passed.append(arena.file)
         oom_kills = _oom_kills()
         with theirs:
             process = subprocess.Popen(
@@ -181,7 +214,7 @@ class EngineLinks:
                 stdout=sys.stderr.fileno(),
                 stderr=sys.stderr.fileno(),
                 env=self._environment,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=passed,
             )
         group = self._groups.hold(process.pid, limits.memory_bytes) if self._groups else None
         child = _Child(engine, process, HostSocket(ours), oom_kills, group)
@@ -248,11 +281,19 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
                 message.sequences_max,
                 message.trunk,
                 message.parts,
+                message.image_bytes,
+                message.pools,
             )
         case NotLoaded():
             return LoadFailed(engine, message.slot, message.code, message.message)
         case Started():
             return EngineStarted(engine, message.pid, message.versions)
+        case Switched():
+            return ModelSwitched(engine, message.slot, message.switch_class, message.size, message.ms)
+        case NotSwitched():
+            return SwitchFailed(engine, message.slot, message.message)
+        case ImageMoved():
+            return engine_port.ImageMoved(engine, message.slot, message.tier, message.message)
 
 
 def _cause(child: _Child) -> str:

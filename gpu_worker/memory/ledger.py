@@ -50,4 +50,5 @@ class Ledger:
         return (use, owner) in self._booked
 
     def balance(self) -> Balance:
-        return Balance(self.total_bytes, *(self._by_use[use] for use in USES), self.free_bytes)
+        uses = self._by_use
+        return Balance(self.total_bytes, uses["weights"], uses["kv"], uses["workspace"], self.free_bytes)

@@ -50,6 +50,12 @@ def page_bytes_for(arena_bytes: int) -> int:
     return min(PAGE_BYTES_MAX, max(PAGE_BYTES_MIN, 1 << (wanted - 1).bit_length()))
 
 
+def arena_of(size_bytes: int) -> tuple[int, int]:
+    """(bytes of the arena, bytes of a page): what is left over after whole pages is not used."""
+    page_bytes = page_bytes_for(size_bytes)
+    return size_bytes // page_bytes * page_bytes, page_bytes
+
+
 def pages_of(size: int, page_bytes: int) -> int:
     """How many pages hold `size` bytes."""
     return -(-size // page_bytes)

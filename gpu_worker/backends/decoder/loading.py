@@ -7,8 +7,6 @@
   kv_mb           size of the KV pool, if this model is the first on its device (default 256)
   head            lm (default): answers and scores | embedding: a unit vector of the last states
   pooling         of an embedding head: mean (default) over all tokens | last: the last token's
-  own_weights     true: shares no weights with other models of its trunk, which may then leave a device without it
-                  (default false; a worker with setting device_memory_mb loads all models so)
   repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
 """
 
@@ -54,6 +52,11 @@ class DecoderLoader:
         self._trunks = Trunks()
         self._tokenizers = shared_tokenizers()
         self._lock = RLock()
+        self._load_network = self._trunks.load
+
+    def keep_weights_apart(self) -> None:
+        """Models of one trunk share keys and values from now on, and no weights."""
+        self._load_network = self._trunks.load_alone
 
     def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
         """Raises ModelRefused; also what `digest` raises."""
@@ -73,7 +76,7 @@ class DecoderLoader:
             *(source, files, digest, shape, dtype, _choice(launch, "precision", tuple(PRECISIONS)), device, head),
             *(runner_type.arithmetic, pages.block_tokens),
         )
-        loaded = self._trunks.load_alone(wanted) if _flag(launch, "own_weights") else self._trunks.load(wanted)
+        loaded = self._load_network(wanted)
         sums = PrefixSums(pages.block_tokens, arena.pool.count)
         return DecoderModel(
             runner=runner_type(loaded.network, pages),
@@ -111,14 +114,10 @@ def _grammars(launch: ModelLaunch, limits: DecoderLimits) -> Grammars | None:
 
 
 def _runner_type(launch: ModelLaunch) -> type[FastRunner] | type[RepeatableRunner]:
-    return RepeatableRunner if _flag(launch, "repeatable") else FastRunner
-
-
-def _flag(launch: ModelLaunch, key: str) -> bool:
-    value = launch.config.get(key, False)
+    value = launch.config.get("repeatable", False)
     if not isinstance(value, bool):
-        raise ModelRefused("invalid_model_config", f"backend.config.{key}: {value!r} is not true or false.")
-    return value
+        raise ModelRefused("invalid_model_config", f"backend.config.repeatable: {value!r} is not true or false.")
+    return RepeatableRunner if value else FastRunner
 
 
 def _choice(launch: ModelLaunch, key: str, known: tuple[str, ...]) -> str:

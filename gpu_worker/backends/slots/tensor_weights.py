@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class TensorWeight:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """First and last byte in its storage, the last one excluded."""
-    start = tensor.storage_offset()
+    start = int(tensor.storage_offset())
     last = sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = start + last + 1 if tensor.numel() else start
     return start * tensor.element_size(), end * tensor.element_size()
@@ -78,7 +79,7 @@ def tensor_weights(tensors: Iterable[Tensor]) -> list[Weight]:
         if id(tensor) in seen:
             continue
         seen[id(tensor)] = None
-        if tensor.layout == torch._mkldnn:
+        if tensor.is_mkldnn:
             if not can_move_blocked():
                 return []
             found.append(BlockedWeight(tensor))
@@ -90,7 +91,12 @@ def tensor_weights(tensors: Iterable[Tensor]) -> list[Weight]:
 
 
 def can_move_blocked() -> bool:
-    return _shim() is not None and hasattr(getattr(torch._C, "_aoti", None), "alloc_tensor_by_stealing_from_void_ptr")
+    return _shim() is not None and _owned_by_torch() is not None
+
+
+def _owned_by_torch() -> Any:
+    """From a capsule with a handle to the tensor it is; None where this build has no such function."""
+    return getattr(getattr(torch._C, "_aoti", None), "alloc_tensor_by_stealing_from_void_ptr", None)
 
 
 def _shim() -> Callable[..., int] | None:
@@ -118,7 +124,7 @@ def _blocked_at(address: int, like: Tensor) -> Tensor:
         raise RuntimeError("torch could not make a tensor in oneDNN's layout over given memory")
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule(handle.value, None, None))
+    return _owned_by_torch()(capsule(handle.value, None, None))
 
 
 def _dtype_number(dtype: torch.dtype) -> int:

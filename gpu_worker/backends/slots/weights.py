@@ -32,6 +32,15 @@ class Movable(Protocol):
 
 
 @runtime_checkable
+class SharesWeights(Protocol):
+    """A backend whose models may hold weights together."""
+
+    def keep_weights_apart(self) -> None:
+        """From now on every model has weights of its own, so that it can leave the device without the others."""
+        ...
+
+
+@runtime_checkable
 class Pooled(Protocol):
     """A loaded model that uses memory of pools it shares with others of its engine."""
 
