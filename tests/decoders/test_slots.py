@@ -61,7 +61,7 @@ def page_table(size: int, arena: Arena, shift: int) -> list[int]:
 def test_every_family_and_precision_answers_alike_after_every_switch(
     family: str, precision: str, dtype: str, arena: Arena, tmp_path: Path
 ) -> None:
-    model = load(save(tmp_path / "m", family), precision=precision, dtype=dtype, own_weights=True, kv_mb=1)
+    model = load(save(tmp_path / "m", family), precision=precision, dtype=dtype, kv_mb=1)
     expected = answers(model)
     assert [code for _, _, code in expected] == [None] * len(PROMPTS)
     slot = ModelSlot(model.weights(), arena)
@@ -94,7 +94,7 @@ def test_encoders_too(config: Any, network: Any, arena: Arena, tmp_path: Path) -
 
 
 def test_two_models_in_turn_on_the_same_pages(arena: Arena, tmp_path: Path) -> None:
-    models = [load(save(tmp_path / family, family), own_weights=True, kv_mb=1) for family in ("llama", "qwen3")]
+    models = [load(save(tmp_path / family, family), kv_mb=1) for family in ("llama", "qwen3")]
     expected = [answers(model) for model in models]
     assert expected[0] != expected[1]
     slots = [ModelSlot(model.weights(), arena) for model in models]
@@ -106,7 +106,7 @@ def test_two_models_in_turn_on_the_same_pages(arena: Arena, tmp_path: Path) -> N
 
 
 def test_other_pages_for_an_active_model_are_refused_and_it_goes_on(arena: Arena, tmp_path: Path) -> None:
-    model = load(save(tmp_path / "m"), own_weights=True, kv_mb=1)
+    model = load(save(tmp_path / "m"), kv_mb=1)
     expected = answers(model)
     slot = ModelSlot(model.weights(), arena)
     slot.activate(page_table(slot.size, arena, 0))
@@ -116,11 +116,13 @@ def test_other_pages_for_an_active_model_are_refused_and_it_goes_on(arena: Arena
     slot.deactivate()
     with pytest.raises(SlotError, match="pages of 65536 bytes do not hold"):
         slot.activate([0])
+    with pytest.raises(SlotError, match="the arena has pages 0 to 63"):
+        slot.activate(range(PAGES - 1, PAGES - 1 + pages_of(slot.size, arena.page_bytes)))
     assert not slot.active
 
 
 def test_an_image_that_cannot_be_read_leaves_the_model_inactive(arena: Arena, tmp_path: Path) -> None:
-    model = load(save(tmp_path / "m"), own_weights=True, kv_mb=1)
+    model = load(save(tmp_path / "m"), kv_mb=1)
     slot = ModelSlot(model.weights(), arena)
     slot.move_image("disk")
     [file] = [link for link in Path("/proc/self/fd").iterdir() if _shows(link, tmp_path)]
@@ -143,7 +145,7 @@ def _shows(link: Path, folder: Path) -> bool:
 
 
 def test_images_on_the_disk_have_no_name(arena: Arena, tmp_path: Path) -> None:
-    slot = ModelSlot(load(save(tmp_path / "m"), own_weights=True, kv_mb=1).weights(), arena)
+    slot = ModelSlot(load(save(tmp_path / "m"), kv_mb=1).weights(), arena)
     slot.move_image("disk")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
@@ -188,7 +190,7 @@ def test_200_switches_of_a_real_model_leave_nothing_behind(name: str, tmp_path: 
     if not (folder / "build.json").exists():
         pytest.skip("make models has not built it")
     config = {"kind": "embedding"} if "minilm" in name else {"kind": "text_generation", "max_tokens": 4, "kv_mb": 32}
-    model = TorchBackend(FixedClock()).load(launch(folder, "torch", {**config, "own_weights": True}))
+    model = TorchBackend(FixedClock()).load(launch(folder, "torch", config))
     assert isinstance(model, Movable)
     items = [row(str(number), {}, token_ids=[100 + number, 200, 300]) for number in range(2)]
     expected = [(one.outputs, one.token_ids) for one in model.run(items)]

@@ -32,6 +32,8 @@ from tests.waiting import wait_until
 DEVICE = "cpu:0"
 TORCH = EngineKey(DEVICE, "torch")
 MIB = 1024 * 1024
+START_S = 120.0
+"""An engine process imports torch first, and others may be using the machine."""
 PROMPT = [5, 9, 11]
 DECODER = {"kind": "text_generation", "max_tokens": 6, "kv_mb": 1}
 
@@ -50,7 +52,7 @@ class Engines:
             self._said[at].extend(self.links[at].poll(20))
             return [event for event in self._said[at] if isinstance(event, kind)]
 
-        event = wait_until(found, kind.__name__)[0]
+        event = wait_until(found, kind.__name__, START_S)[0]
         self._said[at].remove(event)
         return event
 
@@ -78,7 +80,7 @@ class Engines:
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[Engines]:
-    arena = DeviceArena(64 * MIB, tmp_path / "images")
+    arena = DeviceArena(128 * MIB, tmp_path / "images")
     made = Engines(arena)
     yield made
     pids = [pid for links in made.links for pid in links.pids().values()]
@@ -91,7 +93,7 @@ def engines(tmp_path: Path) -> Iterator[Engines]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    large = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}
+    large = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
     return {
         "llama": save(root / "llama", "llama"),
         "qwen3": save(root / "qwen3", "qwen3"),
@@ -167,6 +169,23 @@ def test_kill_9_during_a_switch_leaves_the_neighbour_as_it_was(engines: Engines,
     assert engines.answer(1, at=1) == expected
     engines.switch(5, range(neighbour + other, neighbour + other + dying))
     assert engines.answer(5)
+
+
+def test_two_engines_that_switch_at_once_do_not_touch_each_others_pages(
+    engines: Engines, folders: dict[str, Path]
+) -> None:
+    counts = [engines.load(1, folders["large"], at=at) for at in (0, 1)]
+    engines.switch(1, range(counts[0]))
+    expected = engines.answer(1)
+    for turn in range(3):
+        engines.links[0].deactivate(TORCH, 1)
+        for at in (0, 1):
+            first = (counts[0] + turn) * (at ^ turn % 2)
+            engines.links[at].activate(TORCH, 1, list(range(first, first + counts[at])))
+        for at in (0, 1):
+            assert isinstance(engines.wait_for(ModelSwitched, at), ModelSwitched)
+        assert [engines.answer(1, at) for at in (0, 1)] == [expected, expected]
+        engines.links[1].deactivate(TORCH, 1)
 
 
 def test_two_models_of_one_trunk_share_keys_and_values_and_no_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,10 @@ class Arena(NamedTuple):
     file: int
     page_bytes: int
     folder: Path
+
+    @property
+    def pages(self) -> int:
+        return os.fstat(self.file).st_size // self.page_bytes
 
 
 class SlotError(Exception):
@@ -52,7 +57,8 @@ class ModelSlot:
 
     def activate(self, pages: Sequence[int]) -> SwitchClass:
         """Map the pages and fill them; from where. Nothing is done for the pages that it has. Raises SlotError when it
-        is active with others, or they are too few; OSError when an image cannot be read, and then it is not active.
+        is active with others, or they are too few or not there; OSError when an image cannot be read, and then it is
+        not active.
         """
         wanted = tuple(pages)
         if self._pages == wanted:
@@ -61,6 +67,9 @@ class ModelSlot:
             raise SlotError("the model is active already, with other pages")
         if len(wanted) != pages_of(self.size, self._arena.page_bytes):
             raise SlotError(f"{len(wanted)} pages of {self._arena.page_bytes} bytes do not hold {self.size} bytes")
+        if min(wanted) < 0 or max(wanted) >= self._arena.pages:
+            # Behind its end there is no memory: the first write would end the process.
+            raise SlotError(f"the arena has pages 0 to {self._arena.pages - 1}")
         from_tier = self._image.tier
         try:
             self._range.map(self._arena.file, wanted, self._arena.page_bytes)
