@@ -106,7 +106,8 @@ class WorkerMachine:
         if self.busy:
             wait = SLOW_WAIT_MS if self._in_no_hurry(next_finish) else BUSY_WAIT_MS
         due = commits.due_in_ms(self.state, self._commits, next_finish)
-        return min(wait, *(one for one in (due, switching.turn_due_in_ms(self.state)) if one is not None), wait)
+        dues = (due, switching.turn_due_in_ms(self.state))
+        return min([wait, *(one for one in dues if one is not None)])
 
     def _in_no_hurry(self, next_finish: float | None) -> bool:
         """Only slow batches or requests of continuous models run: the topics can be looked at less often."""

@@ -18,6 +18,8 @@ from gpu_worker.memory.mapper import DeviceMemory, Move
 
 TURN_MS = 250.0
 RELOADS_MAX = 4
+AHEAD_EVERY_MS = 20.0
+"""How often it is looked at what may be wanted next: nobody waits for that, and it looks at every model."""
 
 
 class Demand(NamedTuple):
@@ -49,6 +51,7 @@ class Residency:
         self._leaving: dict[int, None] = {}
         self._turn_since: float | None = None
         """Since when somebody waits in vain; None: nobody does."""
+        self._looked_at = float("-inf")
         self._reloads = 0
         """Models that came in since then, past those who wait."""
 
@@ -80,9 +83,10 @@ class Residency:
         }
         self._leaving = {slot: None for slot in self._leaving if slot in slots and slots[slot].place == "in"}
         orders = self._let_in(lanes, leased, at_ms)
-        if not self._since:
-            orders += self._fill(at_ms)
-        return [*orders, *self.memory.moves(at_ms)]
+        if at_ms - self._looked_at >= AHEAD_EVERY_MS:
+            self._looked_at = at_ms
+            orders += [*([] if self._since else self._fill(at_ms)), *self.memory.moves(at_ms)]
+        return orders
 
     def _let_in(self, lanes: dict[int, int], leased: AbstractSet[int], at_ms: float) -> list[Order]:
         orders: list[Order] = []

@@ -115,11 +115,11 @@ def test_when_nobody_waits_the_likeliest_models_fill_what_is_free() -> None:
     of = residency([40, 40, 40])
     of.used(3, 0.0)
     assert plain(of.decide([], set(), 1.0)) == [("Activate", 3)]
-    assert of.decide([], set(), 1.0) == []  # one after the other
+    assert of.decide([], set(), 101.0) == []  # one after the other
     of.memory.arrived(3)
-    assert plain(of.decide([], set(), 1.0)) == [("Activate", 1)]
+    assert plain(of.decide([], set(), 201.0)) == [("Activate", 1)]
     of.memory.arrived(1)
-    assert of.decide([], set(), 1.0) == []
+    assert of.decide([], set(), 301.0) == []
 
 
 @given(

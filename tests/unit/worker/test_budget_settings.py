@@ -42,5 +42,5 @@ def test_only_devices_with_a_budget_get_an_arena(tmp_path: Path) -> None:
 
 
 def test_an_arena_the_machine_has_no_memory_for_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="device_memory_mb = .*has not so much memory left"):
+    with pytest.raises(ConfigError, match=r"device_memory_mb = \d+: .* not so much memory left \(\d+ MiB"):
         DeviceArena(1 << 62, tmp_path)
