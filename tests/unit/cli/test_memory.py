@@ -19,7 +19,6 @@ def device(worker: str = "w0", held: DeviceMemorySample | None = None) -> Device
 
 
 def map_of(weights: int = 600, kv: int = 256, workspace: int = 32, free: int = 136) -> DeviceMemorySample:
-    sizes = [size * MIB for size in (weights, kv, workspace, free)]
     models = (
         ModelMemory("minilm", "1", "host", 88 * MIB, 0, "host"),
         ModelMemory("churn", "2", "device", MIB, 0, ""),
@@ -27,7 +26,10 @@ def map_of(weights: int = 600, kv: int = 256, workspace: int = 32, free: int = 1
         ModelMemory("rare", "1", "disk", 20 * MIB, 0, "disk"),
     )
     switches = (SwitchSample("resident", 7), SwitchSample("host", 2, 176 * MIB, 50.0, 30.0), SwitchSample("disk"))
-    return DeviceMemorySample(sum(sizes), MIB, *sizes, 4_096 * MIB, 88 * MIB, 619 * MIB, models, switches)
+    total = weights + kv + workspace + free
+    sizes = (weights * MIB, kv * MIB, workspace * MIB, free * MIB)
+    below = (4_096 * MIB, 88 * MIB, 619 * MIB)
+    return DeviceMemorySample(total * MIB, MIB, *sizes, *below, models, switches)
 
 
 def drawn(*samples: DeviceSample) -> str:

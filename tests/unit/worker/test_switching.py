@@ -169,6 +169,7 @@ def test_weights_that_cannot_be_read_are_told_and_the_others_serve() -> None:
     [failed] = world.reports(ReplicaFailed)
     assert isinstance(failed, ReplicaFailed)
     assert (failed.model, failed.code) == ("b", "switch_failed")
+    rig.run(50)
     assert sample(rig).weights_bytes == 40 * MIB
 
 
