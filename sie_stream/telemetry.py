@@ -183,7 +183,8 @@ def implausible(sample: DeviceSample, now_ms: int) -> str:
     if len({engine.backend for engine in sample.engines}) < len(sample.engines):
         return "engines: a backend is named twice"
     sequences = [model.sequences for model in sample.models if model.sequences is not None]
-    parts = (sample, *sample.engines, *sample.models, *sequences, *([sample.gpu] if sample.gpu else []))
+    memory = () if sample.memory is None else (sample.memory, *sample.memory.models, *sample.memory.switches)
+    parts = (sample, *sample.engines, *sample.models, *sequences, *([sample.gpu] if sample.gpu else []), *memory)
     return next((problem for part in parts if (problem := _problem(part))), "")
 
 

@@ -108,7 +108,7 @@ def picture(samples: list[DeviceSample]) -> RenderableType:
 
 def bar(held: DeviceMemorySample) -> str:
     """BAR characters. What is there at all gets one, and the largest part gives it."""
-    lengths = [BAR * size // held.total_bytes for _, _, size in _uses(held)]
+    lengths = [BAR * size // max(1, held.total_bytes) for _, _, size in _uses(held)]
     lengths = [max(length, 1) if size else 0 for length, (_, _, size) in zip(lengths, _uses(held), strict=True)]
     lengths[lengths.index(max(lengths))] += BAR - sum(lengths)
     return "".join(sign * length for (_, sign, _), length in zip(_uses(held), lengths, strict=True))

@@ -31,7 +31,6 @@ from sie_stream.telemetry import (
     SwitchSample,
     implausible,
 )
-)
 from tests.unit.processors.kit import NAMES, route
 from tests.unit.processors.test_outcome_windows import result
 
