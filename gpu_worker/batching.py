@@ -16,6 +16,7 @@ from gpu_worker.queues import is_expired, ready_on
 from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, stop_engine
 from gpu_worker.retries import ENGINE_TIMEOUT, abandon, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
+from gpu_worker.switching import note_used, runnable
 from gpu_worker.worker_state import WorkerState
 from sie_stream.rollout_records import SHADOW
 
@@ -48,6 +49,8 @@ def _submit_batches(state: WorkerState, engine: Engine) -> None:
     slots = BATCHES_FAST if engine.batch_ms <= FAST_BATCH_MS and running_ms(state, engine) <= FAST_BATCH_MS else 1
 
     def room(replica: Replica, lane: int) -> int:
+        if not runnable(state, replica):
+            return 0
         if not replica.sequences_max:
             return replica.launch.batch_max if engine.batches < slots else 0
         more = max(1, replica.sequences_max // URGENT_SHARE) if lane == 0 else 0
@@ -76,7 +79,8 @@ def _run_suspect(state: WorkerState, engine: Engine) -> None:
             continue
         replica = ready_on(item.queue, engine)
         if replica is not None:
-            if engine.loading is None:  # a load that was under way when a batch failed: wait for it
+            # A load that was under way when a batch failed is waited for, and so is the way to the device.
+            if engine.loading is None and runnable(state, replica):
                 submit(state, engine, replica, [engine.suspects.popleft()])
             return
         if engine.loading is not None:
@@ -93,6 +97,7 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
     assert replica.finisher is not None
     batch_id = state.next_batch
     state.next_batch += 1
+    note_used(state, replica)
     engine.hold(Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms))
     for partition, run in runs_of(items):
         partition.running += len(run)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.memory.slots import Below, SwitchClass
 from sie_stream.telemetry import SequenceCounts
 from sie_stream.trunks import Trunk
 
@@ -35,6 +36,26 @@ class Cancel(Struct, frozen=True, tag=4, array_like=True):
     batch_id: int
 
 
+class Activate(Struct, frozen=True, tag=5, array_like=True):
+    """Bring the weights of a model to these pages of the device; the answer is Switched or NotSwitched."""
+
+    slot: int
+    pages: list[int]
+
+
+class Deactivate(Struct, frozen=True, tag=6, array_like=True):
+    """Its pages are the device's again. Nothing answers."""
+
+    slot: int
+
+
+class MoveImage(Struct, frozen=True, tag=7, array_like=True):
+    """Keep the weights in this tier, for the next time; the answer is ImageMoved."""
+
+    slot: int
+    to: Below
+
+
 class Started(Struct, frozen=True, tag=1, array_like=True):
     pid: int
     versions: dict[str, str]
@@ -54,6 +75,10 @@ class Loaded(Struct, frozen=True, tag=2, array_like=True):
     """{name: bytes} of what models of this engine may hold together, counted in `memory_bytes`. Equal names: the same
     memory.
     """
+    image_bytes: int = 0
+    """Weights that can leave the device and come back: the model runs after it was activated. 0: they stay."""
+    pools: dict[str, int] = {}
+    """{name: bytes} of memory for keys and values, which models of this engine share and which stays with it."""
 
 
 class NotLoaded(Struct, frozen=True, tag=3, array_like=True):
@@ -97,8 +122,34 @@ class Deltas(Struct, frozen=True, tag=7, array_like=True):
     deltas: list[Delta]
 
 
-ToEngine = Load | Unload | Run | Cancel
-FromEngine = Started | Loaded | NotLoaded | Answers | Raised | Stepped | Deltas
+class Switched(Struct, frozen=True, tag=8, array_like=True):
+    """A model is on the device."""
+
+    slot: int
+    switch_class: SwitchClass
+    """Where its weights came from; resident: they were there."""
+    size: int
+    """Bytes that were copied."""
+    ms: float
+
+
+class NotSwitched(Struct, frozen=True, tag=9, array_like=True):
+    """A model could not be brought to the device."""
+
+    slot: int
+    message: str
+
+
+class ImageMoved(Struct, frozen=True, tag=10, array_like=True):
+    """Where the image of a model is now: elsewhere than it was told to, when that was not possible."""
+
+    slot: int
+    tier: Below
+    message: str = ""
+
+
+ToEngine = Load | Unload | Run | Cancel | Activate | Deactivate | MoveImage
+FromEngine = Started | Loaded | NotLoaded | Answers | Raised | Stepped | Deltas | Switched | NotSwitched | ImageMoved
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

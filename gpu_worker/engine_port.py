@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
+from gpu_worker.memory.slots import Below, SwitchClass
 from sie_stream.control import ModelLaunch
 from sie_stream.telemetry import SequenceCounts
 from sie_stream.trunks import Trunk
@@ -47,6 +48,8 @@ class ModelLoaded(Struct, frozen=True):
     """Continuous models: how many batches (of one request each) run side by side. 0: one batch after the other."""
     trunk: Trunk | None = None
     parts: dict[str, int] = {}
+    image_bytes: int = 0
+    pools: dict[str, int] = {}
     """See engine_messages.Loaded."""
 
 
@@ -55,6 +58,35 @@ class LoadFailed(Struct, frozen=True):
     slot: int
     code: str
     message: str
+
+
+class ModelSwitched(Struct, frozen=True):
+    """The weights of a model are on the device, in the pages it was given."""
+
+    engine: EngineKey
+    slot: int
+    switch_class: SwitchClass
+    size: int
+    """Bytes that were copied."""
+    ms: float
+
+
+class SwitchFailed(Struct, frozen=True):
+    """They are not, and the pages hold nothing of use."""
+
+    engine: EngineKey
+    slot: int
+    message: str
+
+
+class ImageMoved(Struct, frozen=True):
+    """In which tier the image of a model is now."""
+
+    engine: EngineKey
+    slot: int
+    tier: Below
+    message: str = ""
+    """Why it is not where it was to be moved to."""
 
 
 class BatchCompleted(Struct, frozen=True):
@@ -113,6 +145,9 @@ EngineEvent = (
     EngineStarted
     | ModelLoaded
     | LoadFailed
+    | ModelSwitched
+    | SwitchFailed
+    | ImageMoved
     | BatchCompleted
     | BatchFailed
     | EngineStepped
@@ -136,6 +171,18 @@ class EnginePort(Protocol):
 
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         """Its answer is of no use any more. The batch still ends by an event, a continuous one earlier."""
+        ...
+
+    def activate(self, engine: EngineKey, slot: int, pages: Sequence[int]) -> None:
+        """Bring a model to these pages of its device. ModelSwitched or SwitchFailed answers, unless the engine ends."""
+        ...
+
+    def deactivate(self, engine: EngineKey, slot: int) -> None:
+        """Its pages may be given to others: it runs nothing."""
+        ...
+
+    def move_image(self, engine: EngineKey, slot: int, to: Below) -> None:
+        """ImageMoved answers, unless the model is unloaded or the engine ends."""
         ...
 
     def stop(self, engine: EngineKey) -> None:

@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.engine_port import EngineEvent, EngineKey
+from gpu_worker.memory.slots import Below
 from sie_stream.control import ClusterRecord, Device, ModelLaunch, PlacementRow, Taint
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
@@ -143,6 +144,29 @@ class UnloadModel(Struct, frozen=True):
     slot: int
 
 
+class ActivateModel(Struct, frozen=True):
+    """Bring its weights to these pages of its device."""
+
+    engine: EngineKey
+    slot: int
+    pages: tuple[int, ...]
+
+
+class DeactivateModel(Struct, frozen=True):
+    """It leaves the device: its pages are given to others."""
+
+    engine: EngineKey
+    slot: int
+
+
+class MoveModelImage(Struct, frozen=True):
+    """Keep its weights in this tier, for when it comes to the device again."""
+
+    engine: EngineKey
+    slot: int
+    to: Below
+
+
 class SubmitBatch(Struct, frozen=True):
     engine: EngineKey
     batch_id: int
@@ -222,6 +246,9 @@ class Note(Struct, frozen=True):
 WorkerCommand = (
     LoadModel
     | UnloadModel
+    | ActivateModel
+    | DeactivateModel
+    | MoveModelImage
     | SubmitBatch
     | CancelBatch
     | StopEngine

@@ -14,11 +14,14 @@ from typing import assert_never
 from gpu_worker.committer import CommitPort
 from gpu_worker.engine_port import EnginePort
 from gpu_worker.facts import (
+    ActivateModel,
     CancelBatch,
     Commit,
     DataKeyChanged,
+    DeactivateModel,
     DrainPartitions,
     LoadModel,
+    MoveModelImage,
     Note,
     PartitionPositioned,
     PartitionReadOut,
@@ -284,6 +287,12 @@ class WorkerHost:
                     self._engines.load(command.engine, command.slot, command.launch)
                 case UnloadModel():
                     self._engines.unload(command.engine, command.slot)
+                case ActivateModel():
+                    self._engines.activate(command.engine, command.slot, command.pages)
+                case DeactivateModel():
+                    self._engines.deactivate(command.engine, command.slot)
+                case MoveModelImage():
+                    self._engines.move_image(command.engine, command.slot, command.to)
                 case StopEngine():
                     self._engines.stop(command.engine)
                 case SendReports():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from gpu_worker import commits, partitions
+from gpu_worker import commits, partitions, switching
 from gpu_worker.admission import admit, admit_backlogs
 from gpu_worker.back_pressure import apply_back_pressure
 from gpu_worker.batching import FAST_BATCH_MS, end_expired, next_finish_ms, on_batch_completed, run_engine
@@ -21,8 +21,11 @@ from gpu_worker.engine_port import (
     EngineDied,
     EngineStarted,
     EngineStepped,
+    ImageMoved,
     LoadFailed,
     ModelLoaded,
+    ModelSwitched,
+    SwitchFailed,
     TokensStreamed,
 )
 from gpu_worker.facts import (
@@ -46,9 +49,10 @@ from gpu_worker.facts import (
     WorkerCommand,
     WorkerEvent,
 )
+from gpu_worker.managed import managed_devices
 from gpu_worker.outcomes import Outcomes
 from gpu_worker.pacing import CommitPacer
-from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded
+from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, on_weights_moved
 from gpu_worker.retries import POISON, on_batch_failed
 from gpu_worker.token_streams import on_tokens_streamed
 from gpu_worker.worker_state import WorkerState
@@ -68,7 +72,8 @@ class WorkerMachine:
 
     def __init__(self, identity: Identity, settings: Settings, outcomes: Outcomes) -> None:
         pacer = CommitPacer(float(settings.commit_interval_ms_min), float(settings.commit_interval_ms_max))
-        self.state = WorkerState(identity, settings, outcomes, pacer)
+        managed = managed_devices(identity.devices, settings)
+        self.state = WorkerState(identity, settings, outcomes, pacer, managed=managed)
         self._commits = commits.Commits()
         self._joined = False
         self._left = False
@@ -83,8 +88,10 @@ class WorkerMachine:
     @property
     def busy(self) -> bool:
         """Whether an engine or a transaction may answer at any moment."""
-        return bool(self._commits.under_way) or any(
-            engine.outstanding or engine.loading is not None for engine in self.state.engines.values()
+        return (
+            bool(self._commits.under_way)
+            or any(engine.outstanding or engine.loading is not None for engine in self.state.engines.values())
+            or switching.under_way(self.state)
         )
 
     @property
@@ -99,7 +106,8 @@ class WorkerMachine:
         if self.busy:
             wait = SLOW_WAIT_MS if self._in_no_hurry(next_finish) else BUSY_WAIT_MS
         due = commits.due_in_ms(self.state, self._commits, next_finish)
-        return wait if due is None else min(wait, due)
+        dues = (due, switching.turn_due_in_ms(self.state))
+        return min([wait, *(one for one in dues if one is not None)])
 
     def _in_no_hurry(self, next_finish: float | None) -> bool:
         """Only slow batches or requests of continuous models run: the topics can be looked at less often."""
@@ -119,6 +127,7 @@ class WorkerMachine:
         self._join()
         admit_backlogs(state)
         self._sweep_expired()
+        switching.switch_models(state)
         for engine in state.engines.values():
             run_engine(state, engine)
         partitions.position_awaiting(state)
@@ -171,6 +180,8 @@ class WorkerMachine:
                 on_loaded(state, event)
             case LoadFailed():
                 on_load_failed(state, event)
+            case ModelSwitched() | SwitchFailed() | ImageMoved():
+                on_weights_moved(state, event)
             case BatchFailed():
                 on_batch_failed(state, engine_of(state, event.engine), event)
             case EngineStepped():

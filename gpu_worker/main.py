@@ -26,6 +26,7 @@ from gpu_worker.backends.base import backend_names
 from gpu_worker.committer import TransactionRunner
 from gpu_worker.edge.cgroup import EngineGroups
 from gpu_worker.edge.commit_thread import ThreadCommitter
+from gpu_worker.edge.device_arena import DeviceArena
 from gpu_worker.edge.devices import find_devices, find_topology
 from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.edge.gpu_health import GpuHealth
@@ -37,7 +38,9 @@ from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
 from gpu_worker.isolation import engine_limits
 from gpu_worker.machine import WorkerMachine
+from gpu_worker.managed import MIB, host_bytes
 from gpu_worker.outcomes import Outcomes
+from gpu_worker.switching import memory_samples
 from gpu_worker.telemetry import Telemetry
 from sie_stream.deadline import Deadline
 from sie_stream.edge.clock import SystemClock
@@ -113,7 +116,7 @@ def make_identity(options: argparse.Namespace, settings: Settings, topology: Gpu
         incarnation=options.incarnation or made,
         host=socket.gethostname(),
         pid=os.getpid(),
-        devices=find_devices(settings.cpu_memory_mb),
+        devices=find_devices(settings.cpu_memory_mb if not settings.device_memory_mb else host_bytes(settings) // MIB),
         backends=tuple(backends),
         versions=_versions(),
         labels=parse_labels(settings.worker_labels),
@@ -150,6 +153,12 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def device_arenas(settings: Settings, identity: Identity) -> dict[str, DeviceArena]:
+    """Of the devices with a budget. Raises ConfigError when the machine has not so much memory."""
+    size, folder = settings.device_memory_mb * MIB, Path(settings.state_dir) / "images"
+    return {device.device: DeviceArena(size, folder) for device in identity.devices if size and device.kind == "cpu"}
+
+
 def calm_garbage_collector() -> None:
     """Records and items form no cycles: collecting every 700 allocations costs 10 % of the hot path for nothing."""
     gc.collect()
@@ -158,7 +167,9 @@ def calm_garbage_collector() -> None:
 
 
 class WorkerProcess:
-    """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup."""
+    """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup and
+    device_memory_mb.
+    """
 
     def __init__(
         self,
@@ -179,6 +190,7 @@ class WorkerProcess:
         self._clock = SystemClock()
         folder = settings.engine_cgroup
         self._groups = EngineGroups(Path(folder), identity.worker, log) if folder else None
+        self._arenas = device_arenas(settings, identity)
 
     def run(self, stop: StopFlag) -> int:
         settings, identity, clock = self._settings, self._identity, self._clock
@@ -212,7 +224,9 @@ class WorkerProcess:
         machine = WorkerMachine(identity, settings, outcomes)
         observer = LogObserver(self._log)
         health = GpuHealth(identity.devices, self._log)
-        telemetry = TelemetryObserver(Telemetry(identity), reports, names.telemetry, health.samples)
+        telemetry = TelemetryObserver(
+            Telemetry(identity), reports, names.telemetry, health.samples, lambda: memory_samples(machine.state)
+        )
         host = WorkerHost(
             machine, work, placements, committer, reports, engines, clock, names, (observer, telemetry), health.changes
         )
@@ -244,6 +258,7 @@ class WorkerProcess:
             settings.engine_threads,
             engine_limits(settings, identity.tier, identity.devices),
             groups=self._groups,
+            arenas=self._arenas,
             kv_tier_bytes=settings.kv_tier_mb * 1024**2,
             spares=self._spares,
         )

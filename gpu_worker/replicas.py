@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_worker.engine_port import EngineKey, LoadFailed, ModelLoaded
+from gpu_worker import switching
+from gpu_worker.engine_port import EngineKey, ImageMoved, LoadFailed, ModelLoaded, ModelSwitched, SwitchFailed
 from gpu_worker.facts import LoadModel, StopEngine, UnloadModel
+from gpu_worker.memory.slots import TooLarge
 from gpu_worker.outcomes import Stage2Refused
 from gpu_worker.state import Engine, ModelQueue, Replica, ReplicaKey
 from gpu_worker.worker_state import WorkerState
@@ -46,7 +48,7 @@ def _add(state: WorkerState, key: ReplicaKey, placed: ReplicaPlacement) -> None:
 def _remove(state: WorkerState, replica: Replica) -> None:
     engine = engine_of(state, replica.engine)
     if replica.state in ("ready", "loading"):
-        state.commands.append(UnloadModel(replica.engine, replica.slot))
+        _unload(state, replica)
     elif replica.state == "waiting":
         engine.to_load.remove(replica)
     if engine.loading is replica:
@@ -55,6 +57,11 @@ def _remove(state: WorkerState, replica: Replica) -> None:
     engine.replicas -= 1
     del state.replicas[replica.key]
     del state.slots[replica.slot]
+
+
+def _unload(state: WorkerState, replica: Replica) -> None:
+    state.commands.append(UnloadModel(replica.engine, replica.slot))
+    switching.unregister(state, replica)
 
 
 def engine_of(state: WorkerState, key: EngineKey) -> Engine:
@@ -100,6 +107,12 @@ def on_loaded(state: WorkerState, event: ModelLoaded) -> None:
     replica.load_attempts = 0
     replica.sequences_max = event.sequences_max
     engine.continuous = engine.continuous or event.sequences_max > 0
+    try:
+        switching.register(state, replica, event)
+    except TooLarge as problem:
+        state.commands.append(UnloadModel(replica.engine, replica.slot))
+        _fail(state, replica, "device_memory_exceeded", str(problem))
+        return
     replica.state = "ready"
     _become_ready(state, replica)
 
@@ -109,7 +122,7 @@ def _become_ready(state: WorkerState, replica: Replica) -> None:
     try:
         replica.finisher = state.outcomes.finisher(replica, engine_of(state, replica.engine).versions)
     except Stage2Refused as refusal:
-        state.commands.append(UnloadModel(replica.engine, replica.slot))
+        _unload(state, replica)
         _fail(state, replica, "stage2_refused", str(refusal))
         return
     if replica.reported:
@@ -130,6 +143,26 @@ def _become_ready(state: WorkerState, replica: Replica) -> None:
             replica.engine_start_ms,
         )
     )
+
+
+def on_weights_moved(state: WorkerState, event: ModelSwitched | SwitchFailed | ImageMoved) -> None:
+    match event:
+        case ModelSwitched():
+            switching.on_switched(state, event)
+        case ImageMoved():
+            switching.on_image_moved(state, event)
+        case SwitchFailed():
+            _on_switch_failed(state, event)
+
+
+def _on_switch_failed(state: WorkerState, event: SwitchFailed) -> None:
+    """The weights cannot be brought to the device: the model is of no use any more."""
+    switching.take_back(state, event.engine, event.slot)
+    replica = state.slots.get(event.slot)
+    if replica is None or replica.state != "ready":
+        return  # unloaded meanwhile
+    _unload(state, replica)
+    _fail(state, replica, "switch_failed", event.message)
 
 
 def on_load_failed(state: WorkerState, event: LoadFailed) -> None:
@@ -160,6 +193,7 @@ def _fail(state: WorkerState, replica: Replica, code: str, message: str) -> None
 
 def reload_after_death(state: WorkerState, engine: Engine, cause: str) -> None:
     """All models of a dead engine wait to be loaded again; one that was being loaded is blamed if it was alone."""
+    switching.engine_gone(state, engine.key)
     loading = engine.loading
     engine.loading = None
     if loading is not None:
@@ -191,6 +225,7 @@ def check_load_timeout(state: WorkerState, engine: Engine) -> bool:
 
 def stop_engine(state: WorkerState, engine: Engine, reason: str) -> None:
     engine.running = False
+    switching.engine_gone(state, engine.key)
     state.commands.append(StopEngine(engine.key, reason))
 
 

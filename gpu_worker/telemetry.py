@@ -35,6 +35,7 @@ from gpu_worker.load_meter import EVERY_MS as LOAD_EVERY_MS
 from sie_stream.loads import ModelLoad, WorkerLoad
 from sie_stream.telemetry import (
     MODELS_TOLD_EVERY_MS,
+    DeviceMemorySample,
     DeviceSample,
     EngineSample,
     GpuSample,
@@ -227,9 +228,16 @@ class Telemetry:
         return self._taken_at is None or at_ms - self._taken_at >= EVERY_MS
 
     def take(
-        self, at_ms: float, now_ms: int, processes: Mapping[int, ProcessSample], gpus: Mapping[str, GpuSample]
+        self,
+        at_ms: float,
+        now_ms: int,
+        processes: Mapping[int, ProcessSample],
+        gpus: Mapping[str, GpuSample],
+        memories: Mapping[str, DeviceMemorySample] | None = None,
     ) -> tuple[DeviceSample, ...]:
-        """One sample per device. `at_ms` monotonic, `now_ms` since the epoch; `processes` by pid, `gpus` by device."""
+        """One sample per device. `at_ms` monotonic, `now_ms` since the epoch; `processes` by pid, `gpus` and `memories`
+        by device.
+        """
         if at_ms > self._loads_until:
             self._loads = {}
         window_ms = max(1, round(at_ms - (at_ms if self._taken_at is None else self._taken_at)))
@@ -249,6 +257,7 @@ class Telemetry:
                 self._engine_samples(device.device, processes),
                 self._model_samples(device.device),
                 gpus.get(device.device),
+                (memories or {}).get(device.device),
             )
             for device in self._identity.devices
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gpu_worker.engine_port import EngineKey
 from gpu_worker.facts import Identity, Note, WorkerCommand
 from gpu_worker.load_meter import LoadMeter
+from gpu_worker.managed import Managed
 from gpu_worker.outcomes import Outcomes, Output
 from gpu_worker.pacing import CommitPacer
 from gpu_worker.queues import Queues
@@ -72,6 +73,8 @@ class WorkerState:
     first_answers: list[Replica] = field(default_factory=list)
     """Replicas whose first results are in no commit yet."""
 
+    managed: dict[str, Managed] = field(default_factory=dict)
+    """Devices with a budget, where models come and go."""
     meter: LoadMeter = field(default_factory=LoadMeter)
     stopping: bool = False
     commands: list[WorkerCommand] = field(default_factory=list)

@@ -65,6 +65,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     engine_batch_timeout_ms: int = 120_000
     cpu_memory_mb: int = 4_096
     """Declared size of the cpu device of a worker."""
+    device_memory_mb: int = 0
+    """What models may take of the cpu device at one time: weights, KV pools and workspace. The worker decides which
+    models are there, and the others wait in host memory or on the disk. 0: no budget, all models stay where they are
+    loaded."""
+    host_memory_mb: int = 0
+    """With device_memory_mb: host memory for the weights of models, which the worker offers for placement instead of
+    cpu_memory_mb; images above it go to the disk. 0: as much as cpu_memory_mb."""
     worker_labels: str = ""
     """Labels of the worker's server, for node_selector: gpu=a100,zone=eu-1."""
     worker_taints: str = ""
@@ -110,6 +117,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 CPUS_MAX = 8_192
+DEVICE_MEMORY_MB_MIN = 16
 TIERS = ("", "tier-0", "tier-1", "tier-2")
 BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("replication_factor", 1, 32),
@@ -136,6 +144,8 @@ BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("engine_attempts_max", 1, 100),
     ("engine_batch_timeout_ms", 100, 3_600_000),
     ("cpu_memory_mb", 16, 16 * 1024 * 1024),
+    ("device_memory_mb", 0, 16 * 1024 * 1024),
+    ("host_memory_mb", 0, 16 * 1024 * 1024),
     ("engine_threads", 1, 256),
     ("engine_memory_limit_mb", 0, 16 * 1024 * 1024),
     ("engine_realtime_priority", 0, 99),
@@ -178,6 +188,15 @@ def check_bounds(settings: Settings) -> None:
         )
     if settings.commit_interval_ms_min > settings.commit_interval_ms_max:
         raise ConfigError("setting commit_interval_ms_min must not exceed commit_interval_ms_max")
+    if settings.host_memory_mb and not settings.device_memory_mb:
+        raise ConfigError(
+            f"setting host_memory_mb = {settings.host_memory_mb} has no effect without device_memory_mb, which says "
+            "what models may take of the device at one time: set both, or cpu_memory_mb alone."
+        )
+    if 0 < settings.device_memory_mb < DEVICE_MEMORY_MB_MIN:
+        raise ConfigError(
+            f"setting device_memory_mb = {settings.device_memory_mb}: 0 (no budget), or {DEVICE_MEMORY_MB_MIN} or more"
+        )
     if settings.worker_lost_after_ms < 2 * settings.heartbeat_ms:
         raise ConfigError(
             "setting worker_lost_after_ms must be at least twice heartbeat_ms, or live workers are fenced"

@@ -100,6 +100,51 @@ class ModelSample(Struct, frozen=True):
         return 1_000 * self.busy_ms / self.input_bytes if self.input_bytes else 0.0
 
 
+class SwitchSample(Struct, frozen=True):
+    """Switches of a device to another model, of one class, since the start of the incarnation."""
+
+    switch_class: str
+    """resident: it was there; host, disk: its weights came from host memory or from the disk."""
+    count: int = 0
+    size_bytes: int = 0
+    """Copied for all of them together."""
+    ms: float = 0.0
+    """Likewise."""
+    ms_max: float = 0.0
+
+
+class ModelMemory(Struct, frozen=True):
+    """Where the weights of a model are."""
+
+    model: str
+    version: str
+    place: str
+    """device, coming (on the way there), host, or disk."""
+    size_bytes: int
+    pages: int = 0
+    """Of the device."""
+    below: str = ""
+    """Where it is brought from the next time: host or disk; empty: it never leaves the device."""
+
+
+class DeviceMemorySample(Struct, frozen=True):
+    """A device with a budget. weights + kv + workspace + free = total."""
+
+    total_bytes: int
+    page_bytes: int
+    weights_bytes: int
+    """In whole pages, and what never leaves."""
+    kv_bytes: int
+    workspace_bytes: int
+    free_bytes: int
+    host_bytes: int
+    """What images may take of the host's memory, and what they take."""
+    host_used_bytes: int
+    disk_used_bytes: int
+    models: tuple[ModelMemory, ...] = ()
+    switches: tuple[SwitchSample, ...] = ()
+
+
 class DeviceSample(Struct, frozen=True):
     """One device of one worker. Models with nothing new are left out, but all are told every MODELS_TOLD_EVERY_MS."""
 
@@ -117,6 +162,8 @@ class DeviceSample(Struct, frozen=True):
     engines: tuple[EngineSample, ...] = ()
     models: tuple[ModelSample, ...] = ()
     gpu: GpuSample | None = None
+    memory: DeviceMemorySample | None = None
+    """There on devices with a budget (setting device_memory_mb)."""
 
 
 FIGURE_MAX = 2**53
@@ -136,7 +183,8 @@ def implausible(sample: DeviceSample, now_ms: int) -> str:
     if len({engine.backend for engine in sample.engines}) < len(sample.engines):
         return "engines: a backend is named twice"
     sequences = [model.sequences for model in sample.models if model.sequences is not None]
-    parts = (sample, *sample.engines, *sample.models, *sequences, *([sample.gpu] if sample.gpu else []))
+    memory = () if sample.memory is None else (sample.memory, *sample.memory.models, *sample.memory.switches)
+    parts = (sample, *sample.engines, *sample.models, *sequences, *([sample.gpu] if sample.gpu else []), *memory)
     return next((problem for part in parts if (problem := _problem(part))), "")
 
 

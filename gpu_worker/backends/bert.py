@@ -109,6 +109,17 @@ class BertEncoder:
             for at in (f"encoder.layer.{number}" for number in range(shape.num_hidden_layers))
         ]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that decides its answers."""
+        norms = [self._norm, *(norm for layer in self._layers for norm in (layer.attended_norm, layer.outer_norm))]
+        found = [self._words, self._places]
+        found += [one for norm in norms for one in (norm.weight, norm.bias)]
+        for layer in self._layers:
+            for linear in (layer.qkv, layer.attended, layer.inner, layer.outer):
+                found += linear.tensors
+        return found
+
     @torch.inference_mode()
     def __call__(self, ids: Tokens, mask: Tokens) -> Hidden:
         batch, tokens = ids.shape

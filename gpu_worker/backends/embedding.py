@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+from gpu_worker.backends.slots.weights import Weight
 
 Tokens = NDArray[np.int64]
 Hidden = NDArray[np.float32]
@@ -42,6 +43,7 @@ class EmbeddingModel:
     """A loaded embedder: any `forward` between padding and pooling. Implements LoadedModel.
 
     vocabulary: ids are below it; None: only the network knows, and `forward` raises TokensRefused.
+    weights: those that can be moved (see backends/slots).
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class EmbeddingModel:
         memory_bytes: int,
         weights_digest: str,
         vocabulary: int | None = None,
+        weights: Sequence[Weight] = (),
     ) -> None:
         self._forward = forward
         self._vocabulary = vocabulary
@@ -60,6 +63,10 @@ class EmbeddingModel:
         self._encode = msgspec.json.Encoder().encode
         self.memory_bytes = memory_bytes
         self.weights_digest = weights_digest
+        self._weights = weights
+
+    def weights(self) -> Sequence[Weight]:
+        return self._weights
 
     def run(self, batch: Sequence[EngineInput]) -> list[EngineOutput]:
         problems = [self._problem(item) for item in batch]

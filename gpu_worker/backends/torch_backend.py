@@ -27,6 +27,7 @@ from gpu_worker.backends.base import LoadedModel, ModelRefused
 from gpu_worker.backends.bert import bert_shape, read_bert
 from gpu_worker.backends.decoder.loading import DecoderLoader
 from gpu_worker.backends.embedding import EmbeddingModel
+from gpu_worker.backends.slots.tensor_weights import tensor_weights
 from gpu_worker.backends.weights import local_source, verified_digest, whole_number
 from sie_stream.backend_facts import KINDS_OF_BACKEND, PRECISIONS_OF_KIND
 from sie_stream.control import ModelLaunch
@@ -49,6 +50,9 @@ class TorchBackend:
 
     def __init__(self, clock: Clock) -> None:
         self._decoders = DecoderLoader(clock)
+
+    def keep_weights_apart(self) -> None:
+        self._decoders.keep_weights_apart()
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
         """The digest is taken beside the loading, which reads the same files. Raises ModelRefused."""
@@ -143,6 +147,5 @@ def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Futur
         message = f"{file}: pad_token_id {encoder.pad_id} is not one of 0 to {encoder.vocabulary - 1}, its vocabulary."
         raise ModelRefused("weights_unreadable", message)
     tokens_max = min(whole_number(launch.config, "max_tokens", 256), encoder.positions)
-    return EmbeddingModel(
-        encoder, tokens_max, encoder.pad_id, encoder.memory_bytes, digest.result(), encoder.vocabulary
-    )
+    sizes = (tokens_max, encoder.pad_id, encoder.memory_bytes)
+    return EmbeddingModel(encoder, *sizes, digest.result(), encoder.vocabulary, tensor_weights(encoder.tensors))

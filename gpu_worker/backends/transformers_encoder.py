@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoModel
 
 from gpu_worker.backends.base import ModelRefused
@@ -51,6 +52,11 @@ class TransformersEncoder:
         self.memory_bytes = sum(
             tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
         )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that decides its answers."""
+        return [*self._model.parameters(), *self._model.buffers()]
 
     @torch.inference_mode()
     def __call__(self, ids: Tokens, mask: Tokens) -> Hidden:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_worker.backends.base import Backend, ContinuousModel, Counted, EngineDelta, EngineOutput
+from gpu_worker.backends.base import ContinuousModel, Counted, EngineDelta, EngineOutput
 from gpu_worker.engine_messages import Answers, Delta, Deltas, FromEngine, Raised, Run, Stepped
 from sie_stream.ports import Clock
 
@@ -26,17 +26,19 @@ class _Open:
 
 
 class ContinuousRuns:
-    """Used from the engine process's main thread. `say` sends a message to the host, `tell` is the Tell of a slot."""
+    """Used from the engine process's main thread. `say` sends a message to the host, `tell` is the Tell of a slot;
+    `unload` ends a model that nothing runs in.
+    """
 
     def __init__(
         self,
-        backend: Backend,
+        unload: Callable[[int, ContinuousModel], None],
         say: Callable[[FromEngine], None],
         tell: Callable[[int, BaseException], str],
         clock: Clock,
     ) -> None:
         self._tell = tell
-        self._backend = backend
+        self._unload = unload
         self._say = say
         self._clock = clock
         self._models: dict[int, ContinuousModel] = {}
@@ -107,13 +109,13 @@ class ContinuousRuns:
             self._leaving[slot] = None
         else:
             self._models.pop(slot, None)
-            self._backend.unload(model)
+            self._unload(slot, model)
 
     def _let_go(self) -> None:
         """Unload models that are to go and have nothing left to do."""
         for slot in [slot for slot in self._leaving if not self._models[slot].busy]:
             del self._leaving[slot]
-            self._backend.unload(self._models.pop(slot))
+            self._unload(slot, self._models.pop(slot))
 
     def _try(self, slot: int, model: ContinuousModel, work: Callable[[], list[tuple[int, EngineOutput]]]) -> None:
         """Let the model work, and pass on how answers grew, and then what ended with it."""

@@ -14,21 +14,30 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_worker import engine_port
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
+from gpu_worker.edge.device_arena import DeviceArena
+from gpu_worker.edge.engine_models import ArenaOption
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
+    Activate,
     Answers,
     Cancel,
+    Deactivate,
     Deltas,
     FromEngine,
+    ImageMoved,
     Load,
     Loaded,
+    MoveImage,
     NotLoaded,
+    NotSwitched,
     Raised,
     Run,
     Started,
     Stepped,
+    Switched,
     ToEngine,
     Unload,
     decode_from_engine,
@@ -44,10 +53,13 @@ from gpu_worker.engine_port import (
     EngineStepped,
     LoadFailed,
     ModelLoaded,
+    ModelSwitched,
     StreamedTokens,
+    SwitchFailed,
     TokensStreamed,
 )
 from gpu_worker.isolation import EngineLimits
+from gpu_worker.memory.slots import Below
 from sie_stream.control import ModelLaunch
 
 MODULE = "gpu_worker.edge.engine_process"
@@ -81,12 +93,15 @@ class EngineLinks:
         limits: Mapping[str, EngineLimits] | None = None,
         environment: Mapping[str, str] | None = None,
         groups: EngineGroups | None = None,
+        arenas: Mapping[str, DeviceArena] | None = None,
         kv_tier_bytes: int = 0,
         spares: Collection[str] = (),
     ) -> None:
         """`limits`: by device (see gpu_worker/isolation.py). `groups`: cgroups of engines, where there are any.
-        `kv_tier_bytes`: memory of each engine that outlives its process (setting kv_tier_mb). `spares`: backends whose
-        engines have a second process that waits to take over (setting spare_engines)."""
+        `arenas`: by device, of those that have a budget. `kv_tier_bytes`: memory of each engine that outlives its
+        process (setting kv_tier_mb). `spares`: backends whose engines have a second process that waits to take over
+        (setting spare_engines)."""
+        self._arenas = arenas or {}
         self._limits = limits or {}
         self._groups = groups
         self._tier_bytes = kv_tier_bytes
@@ -137,6 +152,15 @@ class EngineLinks:
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         self._tell(engine, Cancel(batch_id))
 
+    def activate(self, engine: EngineKey, slot: int, pages: Sequence[int]) -> None:
+        self._tell(engine, Activate(slot, list(pages)))
+
+    def deactivate(self, engine: EngineKey, slot: int) -> None:
+        self._tell(engine, Deactivate(slot))
+
+    def move_image(self, engine: EngineKey, slot: int, to: Below) -> None:
+        self._tell(engine, MoveImage(slot, to))
+
     def stop(self, engine: EngineKey) -> None:
         self._end_spare(engine)
         child = self._children.get(engine)
@@ -144,6 +168,8 @@ class EngineLinks:
             return
         self._forget(child)
         child.process.kill()
+        if engine.device in self._arenas:
+            child.process.wait()  # its pages go to others now, and it may be just writing to them
         self._killed.append(child.process)
 
     def poll(self, wait_ms: float) -> list[EngineEvent]:
@@ -217,7 +243,12 @@ class EngineLinks:
         inherited = [theirs.fileno()]
         if self._tier_bytes:
             inherited.append(self._tier(engine))
-            command += ["--kv-tier", str(inherited[1])]
+            command += ["--kv-tier", str(inherited[-1])]
+        arena = self._arenas.get(engine.device)
+        if arena is not None:
+            option = ArenaOption(arena.file, arena.page_bytes, str(arena.folder))
+            command += ["--arena", msgspec.json.encode(option).decode()]
+            inherited.append(arena.file)
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -301,11 +332,19 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
                 message.sequences_max,
                 message.trunk,
                 message.parts,
+                message.image_bytes,
+                message.pools,
             )
         case NotLoaded():
             return LoadFailed(engine, message.slot, message.code, message.message)
         case Started():
             return EngineStarted(engine, message.pid, message.versions)
+        case Switched():
+            return ModelSwitched(engine, message.slot, message.switch_class, message.size, message.ms)
+        case NotSwitched():
+            return SwitchFailed(engine, message.slot, message.message)
+        case ImageMoved():
+            return engine_port.ImageMoved(engine, message.slot, message.tier, message.message)
 
 
 def _cause(child: _Child) -> str:

@@ -35,14 +35,18 @@ from gpu_worker.backends.base import (
 )
 from gpu_worker.edge.continuous import ContinuousRuns
 from gpu_worker.edge.engine_errors import Tell, shorten, tell_of
+from gpu_worker.edge.engine_models import ArenaOption, EngineModels
 from gpu_worker.edge.message_socket import EngineSocket, PeerClosed
 from gpu_worker.edge.process_limits import apply_limits, out_of_memory
 from gpu_worker.engine_messages import (
+    Activate,
     Answers,
     Cancel,
+    Deactivate,
     FromEngine,
     Load,
     Loaded,
+    MoveImage,
     NotLoaded,
     Raised,
     Run,
@@ -82,11 +86,16 @@ class _TextInputs(msgspec.Struct):
 class EngineProcess:
     """Serves one socket until it closes."""
 
-    def __init__(self, backend: Backend, end: EngineSocket, clock: SystemClock) -> None:
+    def __init__(
+        self, backend: Backend, end: EngineSocket, clock: SystemClock, arena: ArenaOption | None = None
+    ) -> None:
+        """arena: None on a device without a budget."""
         self._backend = backend
         self._socket = end
         self._clock = clock
-        self._models: dict[int, LoadedModel] = {}
+        self._models = EngineModels(
+            backend, arena.arena() if arena else None, lambda message: self._send(encode_message(message)), clock
+        )
         self._lock = threading.Lock()
         """Guards sending, and the hand-over of models between the two threads."""
         self._loads: SimpleQueue[Load] = SimpleQueue()
@@ -96,7 +105,7 @@ class EngineProcess:
         self._tell: dict[int, Tell] = {}
         """By slot, how errors of its model are told."""
         self._continuous = ContinuousRuns(
-            backend,
+            self._models.unload,
             lambda message: self._send(encode_message(message)),
             lambda slot, error: self._tell[slot](error),
             clock,
@@ -125,6 +134,8 @@ class EngineProcess:
                 self._unload(message.slot)
             case Cancel():
                 self._continuous.cancel(message.batch_id)
+            case Activate() | Deactivate() | MoveImage():
+                self._models.obey(message)
 
     def _send(self, message: bytes) -> None:
         with self._lock:
@@ -134,6 +145,9 @@ class EngineProcess:
         model = self._models.get(message.slot)
         if model is None:
             self._raised(message, f"slot {message.slot} holds no model")
+            return
+        if self._models.away(message.slot):
+            self._raised(message, f"the model of slot {message.slot} is not on the device")
             return
         if isinstance(model, ContinuousModel):
             self._continuous.run(message, model)
@@ -158,11 +172,11 @@ class EngineProcess:
             if slot in self._loading:
                 self._unwanted[slot] = None
                 return
-            model = self._models.pop(slot, None)
+            model = self._models.pop(slot)
         if isinstance(model, ContinuousModel):
             self._continuous.unload(slot, model)
         elif model is not None:
-            self._backend.unload(model)
+            self._models.unload(slot, model)
 
     def _load_for_ever(self) -> None:
         while True:
@@ -175,9 +189,9 @@ class EngineProcess:
                 del self._loading[message.slot]
                 unwanted = message.slot in self._unwanted
                 self._unwanted.pop(message.slot, None)
-                model = self._models.pop(message.slot, None) if unwanted else None
+                model = self._models.pop(message.slot) if unwanted else None
             if model is not None:
-                self._backend.unload(model)
+                self._models.unload(message.slot, model)
             if not unwanted:
                 try:
                     self._send(encode_message(answer))
@@ -193,6 +207,7 @@ class EngineProcess:
             loaded_at = self._clock.monotonic_ms()
             self._warm_up(launch, model)
             self._check_golden(launch, model)
+            footprint = self._models.add(message.slot, model)
         except ModelRefused as refusal:
             return NotLoaded(message.slot, refusal.code, refusal.message)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
@@ -200,7 +215,6 @@ class EngineProcess:
             if out_of_memory(error):
                 return NotLoaded(message.slot, "out_of_memory", f"{OVER_LIMIT} {shorten(error)}")
             return NotLoaded(message.slot, "load_failed", shorten(error))
-        self._models[message.slot] = model
         return Loaded(
             message.slot,
             int(model.memory_bytes),
@@ -210,6 +224,7 @@ class EngineProcess:
             model.sequences_max if isinstance(model, ContinuousModel) else 0,
             model.trunk if isinstance(model, OnTrunk) else None,
             model.parts if isinstance(model, OnTrunk) else {},
+            *footprint,
         )
 
     def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:
@@ -274,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--kv-tier", type=int, default=-1, help="inherited memory that outlives this process")
     parser.add_argument("--limits", default="{}", help="EngineLimits as JSON")
+    parser.add_argument("--arena", default="null", help="ArenaOption as JSON; null: the device has no budget")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     apply_limits(msgspec.json.decode(options.limits, type=EngineLimits))
@@ -287,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backend = load_backend(options.backend, clock)
         if options.kv_tier >= 0 and isinstance(backend, KeepsBlocks):
             backend.keep_in(memoryview(mmap(options.kv_tier, 0)))
-        EngineProcess(backend, end, clock).serve()
+        arena = msgspec.json.decode(options.arena, type=ArenaOption | None)
+        EngineProcess(backend, end, clock, arena).serve()
     except PeerClosed:
         return 0
     except SieError as error:

@@ -13,6 +13,8 @@ from gpu_worker.engine_port import (
     EngineStarted,
     LoadFailed,
     ModelLoaded,
+    ModelSwitched,
+    SwitchFailed,
 )
 from gpu_worker.facts import (
     CommitSucceeded,
@@ -75,6 +77,17 @@ class LogObserver:
                     load_ms=event.load_ms,
                     warmup_ms=event.warmup_ms,
                 )
+            case ModelSwitched():
+                self._log.info(
+                    "model_switched",
+                    **event.engine._asdict(),
+                    slot=event.slot,
+                    switch_class=event.switch_class,
+                    size_bytes=event.size,
+                    ms=round(event.ms, 3),
+                )
+            case SwitchFailed():
+                self._log.warning("switch_failed", **event.engine._asdict(), slot=event.slot, message=event.message)
             case LoadFailed():
                 self._log.warning("load_failed", **event.engine._asdict(), code=event.code, message=event.message)
             case BatchFailed():

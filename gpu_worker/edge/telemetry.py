@@ -12,19 +12,25 @@ from schemas.codec import encode_row
 from sie_stream.errors import RecordTooLarge, Retriable
 from sie_stream.ports import PlainWriter
 from sie_stream.records import LogWrite
-from sie_stream.telemetry import GpuSample
+from sie_stream.telemetry import DeviceMemorySample, GpuSample
 
 
 class TelemetryObserver:
     """Implements loop.Observer. Samples may be lost: nothing waits for them and nothing decides by them."""
 
     def __init__(
-        self, telemetry: Telemetry, writer: PlainWriter, topic: str, gpus: Callable[[], Mapping[str, GpuSample]]
+        self,
+        telemetry: Telemetry,
+        writer: PlainWriter,
+        topic: str,
+        gpus: Callable[[], Mapping[str, GpuSample]],
+        memories: Callable[[], Mapping[str, DeviceMemorySample]] = dict,
     ) -> None:
         self._telemetry = telemetry
         self._writer = writer
         self._topic = topic
         self._gpus = gpus
+        self._memories = memories
         self.lost = 0
 
     def saw(self, events: Sequence[WorkerEvent], commands: Sequence[WorkerCommand]) -> None:
@@ -33,7 +39,8 @@ class TelemetryObserver:
             self._send(now)
 
     def _send(self, now: TimePassed) -> None:
-        samples = self._telemetry.take(now.at_ms, now.now_ms, processes(self._telemetry.pids), self._gpus())
+        seen = processes(self._telemetry.pids), self._gpus(), self._memories()
+        samples = self._telemetry.take(now.at_ms, now.now_ms, *seen)
         writes = [LogWrite(self._topic, encode_row(one), f"{one.worker}:{one.device}".encode(), 0) for one in samples]
         try:
             self._writer.write(writes)

@@ -14,11 +14,15 @@ from gpu_worker.engine_port import (
     EngineKey,
     EngineStarted,
     EngineStepped,
+    ImageMoved,
     LoadFailed,
     ModelLoaded,
+    ModelSwitched,
     StreamedTokens,
+    SwitchFailed,
     TokensStreamed,
 )
+from gpu_worker.memory.slots import Below
 from sie_stream.control import ModelLaunch
 from sie_stream.ids import base_of
 from sie_stream.ports import Clock
@@ -52,6 +56,11 @@ class EngineScript:
     """Models whose load ends the process."""
     continuous: dict[str, int] = field(default_factory=dict)
     """Models whose requests run side by side, and how many of them."""
+    images: dict[str, int] = field(default_factory=dict)
+    """Bytes of models whose weights can leave the device."""
+    switch_ms: float = 5.0
+    unreadable: set[str] = field(default_factory=set)
+    """Models that cannot be brought to the device."""
 
 
 @dataclass(slots=True)
@@ -59,6 +68,10 @@ class _Process:
     busy_until: float
     load_until: float
     slots: dict[int, ModelLaunch] = field(default_factory=dict)
+    away: dict[int, None] = field(default_factory=dict)
+    """Slots whose weights are not on the device."""
+    mapped: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Pages of the slots that are."""
     pending: list[tuple[float, int, EngineEvent]] = field(default_factory=list)
     hanging: bool = False
 
@@ -99,19 +112,54 @@ class SimEngines:
             process.slots[slot] = launch
             load_ms = round(self.script.load_ms)
             side_by_side = self.script.continuous.get(launch.model, 0)
-            event = ModelLoaded(engine, slot, launch.memory_bytes, launch.weights_digest, load_ms, 0, side_by_side)
+            size = self.script.images.get(launch.model, 0)
+            if size:
+                process.away[slot] = None
+            about = (size or launch.memory_bytes, launch.weights_digest, load_ms, 0, side_by_side)
+            event = ModelLoaded(engine, slot, *about, image_bytes=size)
             self._later(process, at, event)
 
     def unload(self, engine: EngineKey, slot: int) -> None:
         process = self._processes.get(engine)
         if process is not None:
             process.slots.pop(slot, None)
+            process.mapped.pop(slot, None)
+
+    def activate(self, engine: EngineKey, slot: int, pages: Sequence[int]) -> None:
+        """Pages that another slot has must not be given away: whoever is there is asked."""
+        process = self._processes.get(engine)
+        if process is None:
+            return
+        at = self._clock.monotonic_ms() + self.script.switch_ms
+        launch = process.slots.get(slot)
+        if launch is None or launch.model in self.script.unreadable:
+            self._later(process, at, SwitchFailed(engine, slot, "scripted: the image cannot be read"))
+            return
+        slots = [item for one in self._processes.values() for item in one.mapped.items()]
+        others = {page for at_slot, held in slots if at_slot != slot for page in held}
+        assert not others.intersection(pages), f"slot {slot} got pages of others"
+        process.mapped[slot] = tuple(pages)
+        process.away.pop(slot, None)
+        size = self.script.images[launch.model]
+        self._later(process, at, ModelSwitched(engine, slot, "host", size, self.script.switch_ms))
+
+    def deactivate(self, engine: EngineKey, slot: int) -> None:
+        process = self._processes.get(engine)
+        if process is not None:
+            process.away[slot] = None
+            process.mapped.pop(slot, None)
+
+    def move_image(self, engine: EngineKey, slot: int, to: Below) -> None:
+        process = self._processes.get(engine)
+        if process is not None:
+            self._later(process, self._clock.monotonic_ms() + self.script.switch_ms, ImageMoved(engine, slot, to))
 
     def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None:
         process = self._processes.get(engine)
         if process is None:
             return  # its death is already on the way
         assert slot in process.slots, (engine, slot)
+        assert slot not in process.away, f"slot {slot} is not on the device"
         names = tuple(item.request_id for item in items)
         self.batches.append((self._clock.monotonic_ms(), names))
         self.resumed += [item.request_id for item in items if item.resume]

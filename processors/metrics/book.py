@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from processors.metrics.families import (
     Family,
@@ -19,6 +19,7 @@ from processors.metrics.families import (
     cumulative,
     empty_histogram,
 )
+from processors.metrics.memory import SwitchSums, memory_families
 from sie_stream.control import RouteRow
 from sie_stream.records import Result
 from sie_stream.telemetry import MODEL_GONE_MS, DeviceSample, EngineSample, GpuSample, ModelSample
@@ -96,6 +97,7 @@ class _Place(Struct):
     """The newest of each (model, version) of this incarnation, and when it was told."""
     before: dict[str, list[float]] = {}
     """By model, what ended incarnations had counted: one number for each of MODEL_COUNTERS."""
+    switches: SwitchSums = field(default_factory=SwitchSums)
 
 
 class MetricsBook:
@@ -147,6 +149,7 @@ class MetricsBook:
                 for number, (_, _, read) in enumerate(MODEL_COUNTERS):
                     sums[number] += read(last)
             place.models.clear()
+            place.switches.incarnation_ended(place.sample)
         place.sample = sample
         place.models.update({(model.model, model.version): (sample.at_ms, model) for model in sample.models})
         return ""
@@ -172,6 +175,7 @@ class MetricsBook:
             *self._device_families(now_ms),
             *self._engine_families(),
             *self._gpu_families(),
+            *memory_families((key, place.sample, place.switches) for key, place in self._places.items()),
             *self._model_families(),
         )
 

@@ -49,6 +49,10 @@ COMMANDS = {
         "sie_stream.cli.top:top",
         "Devices, engines and models as they are now: how busy, how fast, what waits, KV blocks. Refreshes itself.",
     ),
+    "memory": Late(
+        "sie_stream.cli.memory:memory",
+        "The memory map: for each device with a budget who holds its bytes, which models are on it, which wait where.",
+    ),
     "cordon": Late("sie_stream.cli.maintenance:cordon", "Place nothing new on a worker; what runs there stays."),
     "drain": Late(
         "sie_stream.cli.maintenance:drain",

@@ -33,11 +33,17 @@ def token_bytes(shape: DecoderShape, dtype: torch.dtype) -> int:
 class Arena:
     """Pages of one device and the pool that says who holds them."""
 
-    def __init__(self, page_bytes: int, pages: int, device: str) -> None:
+    def __init__(self, page_bytes: int, pages: int, device: str, name: str = "arena") -> None:
+        """name: unique in the engine process."""
+        self.name = name
         self.page_bytes = page_bytes
         self.pool = BlockPool(pages)
         self.device = device
         self.memory = _reserved(pages * page_bytes, device).view(pages, page_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.pool.count * self.page_bytes
 
     def block_tokens(self, shape: DecoderShape, dtype: torch.dtype) -> int:
         """Tokens of this model that fit into a page, a multiple of BLOCK_TOKENS_MIN; 0: the pages are too small."""
@@ -64,7 +70,7 @@ class Arenas:
                 f"backend.config.kv_mb: {size_bytes >> 20} MiB hold no page of {page_bytes} bytes "
                 f"({BLOCK_TOKENS} tokens of this model).",
             )
-        arena = Arena(page_bytes, pages, device)
+        arena = Arena(page_bytes, pages, device, f"arena {len(self._arenas)}")
         self._arenas.append(arena)
         return arena
 

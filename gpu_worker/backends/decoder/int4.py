@@ -40,6 +40,10 @@ class Int4Linear:
     def size_bytes(self) -> int:
         return self._blocks.numel() + (0 if self._bias is None else self._bias.numel() * self._bias.element_size())
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self._blocks] if self._bias is None else [self._blocks, self._bias]
+
     def __call__(self, states: Tensor) -> Tensor:
         if self._kernel is None or states.shape[0] > ROWS_MAX:
             weight = widened(self._blocks).flatten(1).to(self._dtype)

@@ -33,6 +33,11 @@ class Linear(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All it computes with."""
+        ...
+
     def __call__(self, states: Tensor) -> Tensor: ...
 
 
@@ -47,6 +52,10 @@ class DenseLinear:
     def size_bytes(self) -> int:
         return _bytes(self._weight) + _bytes(self._bias)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return _present(self._weight, self._bias)
+
     def __call__(self, states: Tensor) -> Tensor:
         return functional.linear(states, self._weight, self._bias)
 
@@ -58,6 +67,10 @@ class PackedLinear:
         self.size_bytes = _bytes(weight) + _bytes(bias)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
         self._bias = bias
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return _present(self._weight, self._bias)
 
     def __call__(self, states: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
@@ -76,7 +89,11 @@ class Int8Linear:
 
     @property
     def size_bytes(self) -> int:
-        return _bytes(self._weight) + _bytes(self._scales) + _bytes(self._kernel_scales) + _bytes(self._bias)
+        return sum(map(_bytes, self.tensors))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return _present(self._weight, self._scales, self._kernel_scales, self._bias)
 
     def __call__(self, states: Tensor) -> Tensor:
         if states.shape[0] > INT8_ROWS_MAX:
@@ -109,6 +126,10 @@ PRECISIONS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
     "int4": int4,
 }
 """`dense`: in the dtype of the states, whatever it is; the names beside it choose that dtype as well."""
+
+
+def _present(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _bytes(tensor: Tensor | None) -> int:

@@ -34,6 +34,7 @@ from gpu_worker.backends.decoder.readers import POOLINGS, Embedder, PrefixSums
 from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner
 from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
 from gpu_worker.backends.decoder.trunk import Trunks, Wanted
+from gpu_worker.backends.slots.tensor_weights import tensor_weights
 from gpu_worker.backends.weights import local_source, whole_number
 from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
@@ -56,8 +57,13 @@ class DecoderLoader:
         self._trunks = Trunks()
         self._tokenizers = shared_tokenizers()
         self._lock = RLock()
+        self._load_network = self._trunks.load
         self._memory: memoryview | None = None
         self._tier: KvTier | None = None
+
+    def keep_weights_apart(self) -> None:
+        """Models of one trunk share keys and values from now on, and no weights."""
+        self._load_network = self._trunks.load_alone
 
     def keep_in(self, memory: memoryview) -> None:
         self._memory = memory
@@ -86,7 +92,7 @@ class DecoderLoader:
             *(source, files, digest, shape, dtype, _choice(launch, "precision", tuple(PRECISIONS)), device, head),
             *(runner_type.arithmetic, pages.block_tokens),
         )
-        loaded = self._trunks.load(wanted)
+        loaded = self._load_network(wanted)
         pooling = _choice(launch, "pooling", POOLINGS)
         embedder = Embedder(pooling, PrefixSums(pages.block_tokens, arena.pool.count)) if head == "embedding" else None
         origin = Origin(loaded.trunk, digest.result(), f"{head} {pooling}" if embedder is not None else head)
@@ -103,6 +109,8 @@ class DecoderLoader:
             memory_bytes=loaded.network.memory_bytes,
             parts=loaded.parts,
             tier=self._opened(),
+            weights=tensor_weights(loaded.network.tensors),
+            pools={arena.name: arena.size_bytes},
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:

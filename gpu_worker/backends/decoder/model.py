@@ -15,6 +15,7 @@ from gpu_worker.backends.decoder.frozen import Intake, frozen, thawed
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.runner import Runner
 from gpu_worker.backends.decoder.tier import TierOf
+from gpu_worker.backends.slots.weights import Weight
 from gpu_worker.decoding.image import ImageRefused, packed, unpacked
 from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.sequence import Chunk, Fetch, Keep, Move
@@ -42,14 +43,20 @@ class DecoderModel:
         lock: RLock,
         memory_bytes: int,
         parts: dict[str, int] | None = None,
+        weights: Sequence[Weight] = (),
+        pools: dict[str, int] | None = None,
         tier: KvTier | None = None,
     ) -> None:
-        """parts: see engine_messages.Loaded. tier: keeps full blocks outside the process, for all models of it."""
+        """parts, pools: see engine_messages.Loaded. weights: those that can be moved (see backends/slots). tier: keeps
+        full blocks outside the process, for all models of it.
+        """
         self._runner = runner
         self._scheduler = scheduler
         self._intake = intake
         self._pages = pages
         self.parts = parts or {}
+        self.pools = pools or {}
+        self._weights = weights
         self._tier = None if tier is None else TierOf(tier, intake.origin, pages)
         self._clock = clock
         self._lock = lock
@@ -65,6 +72,9 @@ class DecoderModel:
         self.prompt_tokens = 0
         self.reused_tokens = 0
         """Of the prompts that were admitted: all their tokens, and those found in the pool."""
+
+    def weights(self) -> Sequence[Weight]:
+        return self._weights
 
     @property
     def trunk(self) -> Trunk | None:

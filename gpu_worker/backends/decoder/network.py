@@ -60,11 +60,19 @@ class Block(Struct):
         found = (self.attention_norm, self.mlp_norm, self.query_norm, self.key_norm, self.attended_norm, self.told_norm)
         return [norm for norm in found if norm is not None]
 
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.qkv, self.output, self.gate_up, self.down]
+
 
 class Unprojected:
     """The head of who wants the normed states themselves."""
 
     size_bytes = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return []
 
     def __call__(self, states: Tensor) -> Tensor:
         return states
@@ -139,6 +147,16 @@ class DecoderNetwork:
         return self.trunk_bytes + self.head_bytes + _bytes([self._cos, self._sin])
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """All that decides its answers."""
+        found = [self._norm, self._cos, self._sin, *self._head.tensors]
+        found += [self._embedding] if isinstance(self._embedding, Tensor) else self._embedding.tensors
+        for block in self._blocks:
+            found += block.norms
+            found += [one for linear in block.linears for one in linear.tensors]
+        return found
+
+    @property
     def trunk_bytes(self) -> int:
         """Of the token embedding and the layers."""
         tensors, linears = list[Tensor](), list[Linear]()
@@ -147,7 +165,7 @@ class DecoderNetwork:
         else:
             tensors.append(self._embedding)
         for block in self._blocks:
-            linears += [block.qkv, block.output, block.gate_up, block.down]
+            linears += block.linears
             tensors += block.norms
         return _bytes(tensors) + sum(one.size_bytes for one in linears)
 

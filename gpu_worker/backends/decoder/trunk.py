@@ -140,9 +140,7 @@ class Trunks:
             # Hashing takes about as long as reading: one need not wait for the other when there is nothing to share.
             hashed = beside.submit(self._hasher.digests, wanted.source, wanted.weights_digest)
             donors = self._donors(wanted, hashed.result()) if any(self._networks.values()) else Donors()
-            network = read_network(
-                *(wanted.shape, wanted.files, wanted.dtype, wanted.precision, wanted.device, wanted.head), donors
-            )
+            network = _read(wanted, donors)
             trunk = _trunk(wanted, hashed.result().trunk)
             names = _part_names(wanted, trunk, hashed.result())
         for name in names:
@@ -150,9 +148,22 @@ class Trunks:
         sizes = (network.trunk_bytes, network.head_bytes)
         return LoadedNetwork(network, trunk, dict(zip(names, sizes, strict=True)))
 
+    def load_alone(self, wanted: Wanted) -> LoadedNetwork:
+        """With weights of its own, which no other network will use either. Raises ModelRefused."""
+        with ThreadPoolExecutor(1) as beside:
+            hashed = beside.submit(self._hasher.digests, wanted.source, wanted.weights_digest)
+            network = _read(wanted, Donors())
+            return LoadedNetwork(network, _trunk(wanted, hashed.result().trunk), {})
+
     def _donors(self, wanted: Wanted, weights: WeightDigests) -> Donors:
         names = _part_names(wanted, _trunk(wanted, weights.trunk), weights)
         return Donors(*[next(iter(self._networks.get(name, ())), None) for name in names])
+
+
+def _read(wanted: Wanted, donors: Donors) -> DecoderNetwork:
+    return read_network(
+        *(wanted.shape, wanted.files, wanted.dtype, wanted.precision, wanted.device, wanted.head), donors
+    )
 
 
 def _part_names(wanted: Wanted, trunk: Trunk, weights: WeightDigests) -> tuple[str, str]:

@@ -22,11 +22,13 @@ from sie_stream.sim.log import SimLog
 from sie_stream.telemetry import (
     CLOCK_AHEAD_MS,
     MODEL_GONE_MS,
+    DeviceMemorySample,
     DeviceSample,
     EngineSample,
     GpuSample,
     ModelSample,
     SequenceCounts,
+    SwitchSample,
     implausible,
 )
 from tests.unit.processors.kit import NAMES, route
@@ -184,6 +186,27 @@ def test_what_a_gpu_does_not_tell_is_no_series() -> None:
     assert value(book, "sie_gpu_nvlink_sent_bytes", "w0", "cpu:0") == 2_048
     [power] = [one for one in book.families(1_000) if one.name == "sie_gpu_power_watts"]
     assert power.samples == ()
+
+
+def test_memory_of_devices_with_a_budget_and_switches_over_incarnations() -> None:
+    book = MetricsBook()
+    book.sample(sample())
+    assert not [one for one in book.families(1_000) if one.name.startswith(("sie_switch", "sie_device_held"))]
+
+    def held(incarnation: str, count: int) -> DeviceSample:
+        switches = (SwitchSample("host", count, 100 * count, 2_000.0 * count, 9.0),)
+        memory = DeviceMemorySample(800, 10, 500, 200, 40, 60, 900, 300, 70, switches=switches)
+        return structs.replace(sample(incarnation), memory=memory)
+
+    book.sample(held("w0-1", 3))
+    book.sample(held("w0-1", 4))
+    book.sample(held("w0-2", 1))
+    uses = [value(book, "sie_device_held_bytes", "w0", "cpu:0", use) for use in ("weights", "kv", "workspace", "free")]
+    assert (uses, sum(uses)) == ([500, 200, 40, 60], 800)
+    assert value(book, "sie_image_bytes", "w0", "cpu:0", "disk") == 70
+    assert value(book, "sie_switches", "w0", "cpu:0", "host") == 5
+    assert value(book, "sie_switched_bytes", "w0", "cpu:0", "host") == 500
+    assert value(book, "sie_switch_seconds", "w0", "cpu:0", "host") == 10
 
 
 def test_kv_blocks_are_only_those_of_models_that_have_some() -> None:

@@ -110,7 +110,12 @@ def test_words_that_may_repeat_protected_inputs_are_neither_logged_nor_told(
 def test_a_continuous_model_is_told_of_by_the_same_rule() -> None:
     heard: list[FromEngine] = []
     backend: Backend = ClumsyBackend()  # type: ignore[assignment]
-    runs = ContinuousRuns(backend, heard.append, lambda slot, error: f"{slot}: {type(error).__name__}", SystemClock())
+    runs = ContinuousRuns(
+        lambda _, model: backend.unload(model),
+        heard.append,
+        lambda slot, error: f"{slot}: {type(error).__name__}",
+        SystemClock(),
+    )
     runs.run(Run(1, 7, [EngineInput("r", ADA)]), ClumsyContinuous())  # type: ignore[arg-type]
     [raised] = heard
     assert isinstance(raised, Raised)

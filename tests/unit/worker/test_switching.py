@@ -1,0 +1,189 @@
+"""A worker with a memory budget: models come to the device before they are run, and give way to each other.
+
+The scripted engine refuses to run what is not on the device, and to give one page to two models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_worker.engine_port import EngineKey
+from gpu_worker.sim.engine import EngineScript
+from gpu_worker.switching import memory_samples
+from sie_stream.control import PlacementRow, ReplicaFailed, ReplicaReady
+from sie_stream.errors import ConfigError
+from sie_stream.ids import LANES
+from sie_stream.settings import Settings, settings_from
+from sie_stream.telemetry import DeviceMemorySample
+from tests.unit.worker.rig import DEVICE, Rig, World, work_item
+
+MIB = 1024 * 1024
+BUDGET = Settings(device_memory_mb=64)
+ENGINE = EngineKey(DEVICE, "sim")
+
+
+def world_of(script: EngineScript, *models: str, settings: Settings = BUDGET, **changes: Any) -> tuple[World, Rig]:
+    world = World(settings)
+    rig = Rig(world, script=script)
+    for model in models:
+        world.place(world.add_model(model, **changes))
+    rig.run(200)
+    for model in models:
+        world.give(model, list(range(LANES)))
+    rig.run(50)
+    return world, rig
+
+
+def sample(rig: Rig) -> DeviceMemorySample:
+    found = memory_samples(rig.machine.state)[DEVICE]
+    assert found.weights_bytes + found.kv_bytes + found.workspace_bytes + found.free_bytes == found.total_bytes
+    return found
+
+
+def places(rig: Rig) -> dict[str, str]:
+    return {one.model: one.place for one in sample(rig).models}
+
+
+def switches(rig: Rig) -> dict[str, int]:
+    return {one.switch_class: one.count for one in sample(rig).switches}
+
+
+def answered(world: World, *ids: str) -> bool:
+    return set(ids) <= {one for one, result in world.results().items() if result.status == "ok"}
+
+
+def test_models_twice_as_large_as_the_device_are_all_served() -> None:
+    script = EngineScript(images=dict.fromkeys("abcdef", 20 * MIB))
+    world, rig = world_of(script, *"abcdef")
+    assert list(places(rig).values()).count("device") == 3
+    for turn in range(3):
+        ids = [f"{model}{turn}" for model in "abcdef"]
+        world.send(*(work_item(request_id, request_id[0]) for request_id in ids))
+        rig.run_until(lambda ids=ids: answered(world, *ids))
+    assert switches(rig)["host"] >= 9
+    assert switches(rig)["resident"] >= 3
+    host = next(one for one in sample(rig).switches if one.switch_class == "host")
+    assert host.size_bytes == host.count * 20 * MIB
+    assert host.ms == host.count * script.switch_ms
+
+
+def test_without_a_budget_nothing_is_moved() -> None:
+    world, rig = world_of(EngineScript(images={"a": 999 * MIB}), settings=Settings())
+    assert memory_samples(rig.machine.state) == {}
+    del world
+
+
+def test_a_model_larger_than_the_device_is_refused_and_its_neighbours_serve() -> None:
+    """Whatever was declared: what was loaded counts."""
+    script = EngineScript(images={"a": 20 * MIB, "b": 65 * MIB, "c": 20 * MIB})
+    world, rig = world_of(script, *"abc", memory_bytes=10 * MIB)
+    [refused] = world.reports(ReplicaFailed)
+    assert isinstance(refused, ReplicaFailed)
+    assert (refused.model, refused.code) == ("b", "device_memory_exceeded")
+    assert "device_memory_mb" in refused.message
+    world.send(work_item("1", "a"), work_item("2", "c"))
+    rig.run_until(lambda: answered(world, "1", "2"))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_the_ledger_holds_what_is_used_not_what_was_declared(factor: float) -> None:
+    script = EngineScript(images=dict.fromkeys("abcd", 24 * MIB))
+    world, rig = world_of(script, *"abcd", memory_bytes=round(24 * MIB * factor))
+    assert sample(rig).weights_bytes == 48 * MIB
+    for turn in range(4):
+        ids = [f"{model}{turn}" for model in "abcd"]
+        world.send(*(work_item(request_id, request_id[0]) for request_id in ids))
+        rig.run_until(lambda ids=ids: answered(world, *ids))
+    assert sample(rig).weights_bytes == 48 * MIB
+
+
+def test_weights_that_cannot_leave_count_and_stay() -> None:
+    world, rig = world_of(EngineScript(images={"b": 40 * MIB, "c": 40 * MIB}), *"abc", memory_bytes=10 * MIB)
+    for turn in range(3):
+        ids = [f"{model}{turn}" for model in "abc"]
+        world.send(*(work_item(request_id, request_id[0]) for request_id in ids))
+        rig.run_until(lambda ids=ids: answered(world, *ids))
+        assert places(rig)["a"] == "device"
+    assert sample(rig).weights_bytes == 50 * MIB
+
+
+def test_a_model_with_long_requests_is_not_taken_from_under_them() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, continuous={"a": 4}, batch_ms=900.0)
+    world, rig = world_of(script, *"ab")
+    world.send(work_item("a1", "a"))
+    rig.run(100)
+    world.send(work_item("b1", "b"))
+    rig.run(300)
+    world.send(work_item("a2", "a"))
+    rig.run(300)
+    assert places(rig)["a"] == "device"  # the turn is over, and a1 still runs: a2 has to wait
+    assert [ids for _, ids in rig.engines.batches] == [("a1",)]
+    rig.run_until(lambda: answered(world, "a1", "b1", "a2"))
+    order = [ids[0] for _, ids in rig.engines.batches]
+    assert order == ["a1", "b1", "a2"]
+
+
+def test_a_model_that_is_deleted_while_it_runs_keeps_its_pages_until_it_has_answered() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, continuous={"a": 4}, batch_ms=300.0)
+    world, rig = world_of(script, *"ab")
+    world.send(work_item("a1", "a"))
+    rig.run(50)
+    row = world.rows["a"]
+    world.publish(PlacementRow(row.model, row.topic, (), row.partitions))
+    world.send(work_item("b1", "b"))
+    rig.run(100)
+    assert sample(rig).weights_bytes == 40 * MIB
+    assert places(rig)["b"] == "host"
+    rig.run_until(lambda: answered(world, "b1"))
+    assert sample(rig).weights_bytes == 40 * MIB
+
+
+def test_an_engine_that_dies_during_a_switch_leaves_its_pages_to_others() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, switch_ms=50.0)
+    world, rig = world_of(script, *"ab")
+    [gone] = [model for model, place in places(rig).items() if place != "device"]
+    world.send(work_item("1", gone))
+    rig.run_until(lambda: places(rig)[gone] == "coming")
+    rig.engines.kill(ENGINE)
+    rig.run(5)
+    assert sample(rig).free_bytes == sample(rig).total_bytes
+    world.send(work_item("2", "a"), work_item("3", "b"))
+    rig.run_until(lambda: answered(world, "1", "2", "3"))
+
+
+def test_suspects_too_wait_until_their_model_is_on_the_device() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, kills={"poison"})
+    world, rig = world_of(script, *"ab")
+    world.send(work_item("poison", "a"), work_item("a1", "a"), work_item("b1", "b"))
+    rig.run_until(lambda: answered(world, "a1", "b1") and "poison" in world.results())
+    assert world.results()["poison"].status == "failed"
+
+
+def test_weights_that_cannot_be_read_are_told_and_the_others_serve() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, unreadable={"b"})
+    world, rig = world_of(script, *"ab")
+    world.send(work_item("b1", "b"), work_item("a1", "a"))
+    rig.run_until(lambda: answered(world, "a1") and world.reports(ReplicaFailed))
+    [failed] = world.reports(ReplicaFailed)
+    assert isinstance(failed, ReplicaFailed)
+    assert (failed.model, failed.code) == ("b", "switch_failed")
+    rig.run(50)
+    assert sample(rig).weights_bytes == 40 * MIB
+
+
+def test_images_above_the_hosts_memory_go_to_the_disk() -> None:
+    settings = Settings(device_memory_mb=64, host_memory_mb=50)
+    script = EngineScript(images=dict.fromkeys("abcd", 20 * MIB))
+    world, rig = world_of(script, *"abcd", settings=settings)
+    assert sample(rig).host_used_bytes == 40 * MIB
+    assert sample(rig).disk_used_bytes == 40 * MIB
+    assert len(world.reports(ReplicaReady)) == 4
+
+
+def test_settings_that_make_no_sense_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="host_memory_mb = 100 has no effect without device_memory_mb"):
+        settings_from({"host_memory_mb": 100})
+    with pytest.raises(ConfigError, match="device_memory_mb = 3: 0 \\(no budget\\), or 16 or more"):
+        settings_from({"device_memory_mb": 3})
