@@ -35,6 +35,8 @@ SHARE_FOR_WAITING = 2
 GROWTH_STEP = 4
 GROWTH_MS = 15_000
 SHRINK_FACTOR = 2
+WINDOW_MS = 300_000
+"""The HorizontalPodAutoscaler's default. Traffic that wanders within minutes does not load and unload replicas."""
 JUMP_FACTOR = 1.25
 """Growing waits for one more observation while the last is so far above the level."""
 PATIENCE_FACTOR = 2
@@ -74,6 +76,9 @@ class ScalePolicy(Struct, frozen=True):
     replicas_max: int
     p99_ms: int | None = None
     queue_ms: int | None = None
+    sharing: int = 1
+    """So many engines take turns on one device, so that a replica is worth so much less than a device. What is measured
+    is replica time of those that have the device to themselves, as the others rest (scheduler/time_slices.py)."""
     tags: tuple[Tag, ...] = ()
 
     @property
@@ -144,7 +149,7 @@ def cooldown_ms(cold_start_ms: int) -> int:
 
 def window_ms(cold_start_ms: int) -> int:
     """So long replicas must have been superfluous before they leave."""
-    return _within(5 * cold_start_ms, 60_000, 600_000)
+    return _within(5 * cold_start_ms, WINDOW_MS, 600_000)
 
 
 def idle_ms(cold_start_ms: int) -> int:
@@ -175,7 +180,7 @@ def decide(policy: ScalePolicy, state: ScaleState, load: Load) -> tuple[ScaleSta
         said = f"The observation of {load.at_ms} is older than the last, of {state.seen_ms}."
         return state, ScaleDecision(policy.model, load.at_ms, state.wanted, state.wanted, "hold", state.wanted, said)
     state = _noticed(policy, state, load)
-    need = _need(policy, state, load, forecast_per_s(state.demand, load.cold_start_ms), _backlog(state, load))
+    need = _need(policy, state, load, forecast_per_s(state.demand, load.cold_start_ms), _backlog(policy, state, load))
     state = _stabilised(policy, state, load)
     wanted, rule, reason = _choice(policy, state, load, need)
     decision = ScaleDecision(policy.model, load.at_ms, state.wanted, wanted, rule, need.replicas + state.extra, reason)
@@ -238,7 +243,8 @@ def _need(policy: ScalePolicy, state: ScaleState, load: Load, rate_per_s: float,
     budget_ms = _budget_ms(policy)
     promise = None if budget_ms is None else (budget_ms / each_ms, aim.late_ppm)
     drain_ms = max(policy.aim.drain_ms, load.cold_start_ms)
-    return need_of(rate_per_s * each_ms / 1000, aim.target_bp, promise, queued_ms / drain_ms, policy.replicas_max)
+    offered = rate_per_s * each_ms * policy.sharing / 1000
+    return need_of(offered, aim.target_bp, promise, queued_ms / drain_ms, policy.replicas_max)
 
 
 def _budget_ms(policy: ScalePolicy) -> float | None:
@@ -248,10 +254,10 @@ def _budget_ms(policy: ScalePolicy) -> float | None:
     return None if policy.p99_ms is None else policy.p99_ms / SHARE_FOR_WAITING
 
 
-def _backlog(state: ScaleState, load: Load) -> float:
+def _backlog(policy: ScalePolicy, state: ScaleState, load: Load) -> float:
     """Replica time waiting now, and what will have been added before a replica that is asked for now is ready."""
     each_ms = state.demand.each_ms
-    short = max(state.demand.fast_per_s * each_ms / 1000 - state.wanted, 0.0)
+    short = max(state.demand.fast_per_s * each_ms / 1000 - state.wanted / policy.sharing, 0.0)
     return load.waiting * each_ms + short * load.cold_start_ms
 
 
@@ -319,7 +325,7 @@ def _breached(policy: ScalePolicy, state: ScaleState, load: Load, words: str) ->
     said = f"p99 {load.p99_ms} ms is above the SLA of {policy.p99_ms} ms"
     if wanted >= policy.replicas_max:
         return wanted, "hold", f"Stays at {wanted}, the most that is allowed: {said}. {words}"
-    if load.waiting == 0 and load.utilisation_bp < policy.aim.target_bp:
+    if load.waiting == 0 and load.utilisation_bp * policy.sharing < policy.aim.target_bp:
         return wanted, "hold", f"Stays at {wanted}: {said}, but nothing waits; more replicas would not help. {words}"
     patience_ms = PATIENCE_FACTOR * max(policy.aim.drain_ms, load.cold_start_ms)
     since_ms = max(state.breach_since_ms or 0, state.changed_ms)
@@ -346,8 +352,10 @@ def _cold(load: Load) -> str:
 def _words(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> str:
     each_ms = state.demand.each_ms
     ahead = forecast_per_s(state.demand, load.cold_start_ms)
+    taking_turns = f", {policy.sharing} of which share a device," if policy.sharing > 1 else ""
     said = [
-        f"{state.demand.fast_per_s:.1f} requests/s ({ahead:.1f} in {load.cold_start_ms} ms) of {each_ms:.0f} ms keep "
+        f"{state.demand.fast_per_s:.1f} requests/s ({ahead:.1f} in {load.cold_start_ms} ms) of {each_ms:.0f} ms"
+        f"{taking_turns} keep "
         f"{need.offered:.2f} replicas busy: {need.by_target} at {policy.aim.target_bp // 100} % utilisation"
     ]
     if need.by_wait:

@@ -18,6 +18,12 @@ LEAST = {"sglang": 35, "vllm": 35}
 """Percent of a device by backend, however little a model has to do: two language models share one, not more. An engine
 that decodes takes its turn whenever it has any request, so a neighbour gets no more than every second turn."""
 
+DECODING = frozenset(LEAST)
+"""Backends whose engines decode."""
+
+FREE = 70
+"""Percent up to which placement lets replicas share a device at no cost (solver/model.py)."""
+
 
 class Busy(Struct, frozen=True):
     """What was seen of one model."""
@@ -51,3 +57,8 @@ def load_percent(busy: Busy, declared_us: int, backend: str, replicas: int) -> i
         return least
     whole = busy.per_s * (declared_us or busy.request_us) / (10_000 * max(1, replicas))
     return min(MOST, max(least, -int(-whole // STEP) * STEP))
+
+
+def engines_on_one(backend: str) -> int:
+    """Engines of that kind that share a device when there is reason to."""
+    return FREE // LEAST[backend] if backend in LEAST else 1

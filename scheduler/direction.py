@@ -4,6 +4,9 @@
 only as many as the model may have replicas, so moving buckets could not move 30 %. Instead a bucket gets a share of the
 keys (`RouteRow.shares`), and ingress takes only those keys from a bucket that it has to give away (`routing.spill_of`).
 
+Models that decode take turns on a device, so the traffic of each is kept where the others rest (time_slices.py): where
+it rests itself, buckets get no keys, and stay with their worker, which is in reserve.
+
 Left alone are models with `ordering: key` (a key that changes its partition while older records of it are unfinished
 would overtake them), models that one worker serves, and those whose buckets are just changing hands. Routes change
 rarely: not before RELIEF_MS are over, and only for a relief or a worker that is off by more than the dead band.
@@ -11,13 +14,16 @@ rarely: not before RELIEF_MS are over, and only for a relief or a worker that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
+from scheduler.busy import DECODING
+from scheduler.seats import DeviceKey
 from scheduler.shares import apportion
 from scheduler.state import ClusterState, LoadTally, ModelState
 from scheduler.step import Step
+from scheduler.time_slices import Tenant, share_out
 from scheduler.traffic import (
     DEAD_BAND,
     RELIEF_MS,
@@ -31,32 +37,88 @@ from scheduler.traffic import (
 
 REQUESTS_MIN = 20
 """Fewer in one round say more about chance than about workers."""
+IDLE = 0.01
+"""A model that keeps less of a device busy takes no turns that others would notice."""
 LOAD_STALE_MS = 10_000
 """A worker that reported nothing for so long has nothing to do."""
 
 
-def direct_traffic(step: Step, model: ModelState, tally: LoadTally, every_ms: int) -> None:
-    """Part of a tick, every `every_ms`: `tally` is what the model's workers reported since the last time."""
-    route = model.published_route
-    if route is None or model.routed_generation != model.generation or model.launch.ordering == "key":
-        model.traffic = None
+def slice_devices(step: Step, tallies: Mapping[str, LoadTally]) -> Mapping[str, Collection[str]]:
+    """{model: workers where it rests}, of the models that decode: part of a tick, before traffic is directed."""
+    state = step.state
+    tenants: list[Tenant] = []
+    at: dict[str, dict[str, str]] = {}
+    for model in state.models.values():
+        if model.status != "accepted" or model.launch.backend not in DECODING:
+            continue
+        ready = [replica for replica in model.replicas if replica.state == "ready"]
+        devices = {_slot((replica.worker, device)): replica.worker for replica in ready for device in replica.spans}
+        tenant = _tenant(state, model, tallies.get(model.model, LoadTally()), sorted(devices))
+        if devices and tenant.load >= IDLE:
+            at[model.model] = devices
+            tenants.append(tenant)
+    slices = share_out(tenants, state.slices.owners)
+    state.slices = slices
+    return {model: {at[model][device] for device in away} for model, away in slices.resting.items()}
+
+
+def _tenant(state: ClusterState, model: ModelState, tally: LoadTally, devices: Sequence[str]) -> Tenant:
+    settled = bool(_directed_buckets(model)) and all(len(replica.spans) == 1 for replica in model.replicas)
+    each_us = model.rules.request_us or model.busy.request_us
+    return Tenant(
+        model=model.model,
+        devices=tuple(devices),
+        load=model.busy.per_s * each_us / 1_000_000,
+        may_rest=settled and len(devices) > 1,
+        queued=sum(tally.waiting.values()) > sum(tally.running.values()),
+        pressed=model.model in state.slices.pressed,
+    )
+
+
+def _slot(device: DeviceKey) -> str:
+    return "/".join(device)
+
+
+def direct_traffic(
+    step: Step, model: ModelState, tally: LoadTally, every_ms: int, resting: Collection[str] = ()
+) -> None:
+    """Part of a tick, every `every_ms`: `tally` is what the model's workers reported since the last time.
+
+    `resting`: workers that are to get no keys, because another model has the device (time_slices.py).
+    """
+    route, buckets = model.published_route, _directed_buckets(model)
+    if not buckets:
         return
-    buckets = _buckets(model, route.width)
-    if len(buckets) < 2 or tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN:
-        return
-    reports = [_report(step.state, model, tally, worker) for worker in buckets]
-    before = _members(model.traffic, buckets, step.now_ms - every_ms)
-    model.traffic, decision = direct(before, reports)
+    assert route is not None, model.model
+    awake = {worker: held for worker, held in buckets.items() if worker not in resting}
     now = _published(route.shares, route.width, buckets)
-    if step.now_ms - model.directed_ms < RELIEF_MS or not _worth_it(model, now, decision.shares):
+    roused = any(now[worker] for worker in resting if worker in now) or not all(now[worker] for worker in awake)
+    few = tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN
+    if len(buckets) < 2 or (few and not roused):
         return
-    shares = _bucket_shares(route.width, buckets, decision.shares)
+    reports = [_report(step.state, model, tally, worker) for worker in awake]
+    before = _members(model.traffic, awake, step.now_ms - every_ms)
+    model.traffic, decision = direct(before, reports)
+    wanted = dict.fromkeys(buckets, 0) | decision.shares
+    rested = step.now_ms - model.directed_ms >= RELIEF_MS
+    if not roused and not (rested and _worth_it(model, now, wanted)):
+        return
+    shares = _bucket_shares(route.width, buckets, wanted)
     if shares == route.shares:
         return
     model.directed_ms = step.now_ms
     model.published_route = structs.replace(route, route_epoch=step.offset, shares=shares)
-    _say(step, model, reports, now, decision)
+    _say(step, model, reports, now, decision, [worker for worker in buckets if worker in resting])
     step.touch("routes", model.model)
+
+
+def _directed_buckets(model: ModelState) -> dict[str, list[int]]:
+    """As `_buckets`; empty also for a model that is not directed at present."""
+    route = model.published_route
+    if route is None or model.routed_generation != model.generation or model.launch.ordering == "key":
+        model.traffic = None
+        return {}
+    return _buckets(model, route.width)
 
 
 def _buckets(model: ModelState, width: int) -> dict[str, list[int]]:
@@ -124,7 +186,12 @@ def _bucket_shares(width: int, buckets: Mapping[str, Sequence[int]], shares: Map
 
 
 def _say(
-    step: Step, model: ModelState, reports: Sequence[ReplicaReport], now: Mapping[str, int], decision: TrafficDecision
+    step: Step,
+    model: ModelState,
+    reports: Sequence[ReplicaReport],
+    now: Mapping[str, int],
+    decision: TrafficDecision,
+    resting: Sequence[str],
 ) -> None:
     words = "; ".join(
         f"{report.replica} p99 {report.p99_ms} ms, {report.queue} queued, device at {report.utilisation_bp / 100:.0f} %"
@@ -133,8 +200,14 @@ def _say(
     step.decide(
         "traffic_directed",
         model.model,
-        f"{decision.reason} Reported: {words}.",
+        f"{decision.reason} Reported: {words}." + _rest_words(resting),
         chosen={worker: f"{now[worker]} -> {share} of {SHARES}" for worker, share in decision.shares.items()}
         | {"route_epoch": step.offset},
         do_nothing="Each would keep its part of the keys, and the slowest would decide the latency of the model.",
     )
+
+
+def _rest_words(resting: Sequence[str]) -> str:
+    if not resting:
+        return ""
+    return f" In reserve, because another model decodes on the device: {', '.join(resting)}."

@@ -10,9 +10,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.autoscale import ScalePolicy, decide, first_state
-from scheduler.busy import noticed
+from scheduler.busy import engines_on_one, noticed
 from scheduler.demand import Load
-from scheduler.direction import direct_traffic
+from scheduler.direction import direct_traffic, slice_devices
 from scheduler.rebalance import want_rebalance, want_rebalance_soon
 from scheduler.relief import give_way, lacks_guarantee
 from scheduler.sleep import sleeps, want_replicas
@@ -79,13 +79,18 @@ def look_at_loads(step: Step) -> None:
             give_way(step)
         return
     state.scale_due_ms = step.now_ms + EVERY_MS
-    for model in state.models.values():
+    tallies: dict[str, LoadTally] = {}
+    for name, model in state.models.items():
         tally, model.load = model.load, LoadTally(since_ms=step.now_ms)
+        tallies[name] = tally
         if tally.arrivals or model.busy.known:
             window_ms = step.now_ms - tally.since_ms if tally.since_ms else EVERY_MS
             model.busy = noticed(model.busy, window_ms, tally.arrivals, tally.completions, tally.busy_ms)
+    resting = slice_devices(step, tallies)
+    for name, model in state.models.items():
+        tally = tallies[name]
         if model.status == "accepted" and model.routed_generation:
-            direct_traffic(step, model, tally, EVERY_MS)
+            direct_traffic(step, model, tally, EVERY_MS, resting.get(name, ()))
             # While keys move to another version, less load on this one does not mean that less is needed.
             if model.scaling is not None and not model.rollouts:
                 scale(step, model, tally)
@@ -162,7 +167,10 @@ def _policy(state: ClusterState, model: ModelState, load: Load) -> ScalePolicy:
     unsettled = model.replicas_wanted > 0 and (load.ready < model.replicas_wanted or bool(model.older()))
     least = max(policy.replicas_min, 1) if unsettled else policy.replicas_min
     return structs.replace(
-        policy, replicas_min=least, replicas_max=max(min(policy.replicas_max, cap), least if unsettled else 0)
+        policy,
+        sharing=engines_on_one(model.launch.backend),
+        replicas_min=least,
+        replicas_max=max(min(policy.replicas_max, cap), least if unsettled else 0),
     )
 
 

@@ -19,6 +19,7 @@ from scheduler.plans import PlanUnderWay
 from scheduler.rollout import RolloutState
 from scheduler.rules import PlacementRules
 from scheduler.seats import Seat
+from scheduler.time_slices import Slices
 from scheduler.traffic import TrafficState
 from scheduler.worker_state import Cordon, Down, Hold, LostAt, WorkerState
 from scheduler.yielding import YieldState
@@ -287,6 +288,8 @@ class ClusterState(Struct):
     """The same for models."""
     scale_due_ms: int = 0
     """When loads are looked at again."""
+    slices: Slices = Slices({}, {}, ())
+    """Which of the models that decode on a device does, and which rests."""
     yielded: YieldState = YieldState()
     """Which models gave way to others."""
     relief_unmet: bool = False

@@ -162,6 +162,29 @@ def test_a_peak_within_the_window_starts_it_again() -> None:
     assert not any(decision.changed for decision in decisions)
 
 
+def test_traffic_that_wanders_within_minutes_unloads_nothing() -> None:
+    """Loads take seconds, so a window of only some of them would follow every wave, and pay a hand-over for each."""
+    state = structs.replace(first_state(PLAIN, 0, 4), demand=calm(5))
+    quiet = {"arrivals": 5, "completions": 5, "ready": 4, "utilisation_bp": 2_500}
+    peak = {"arrivals": 15, "completions": 15, "ready": 4, "utilisation_bp": 7_500}
+    loads = [load(second, **(peak if second % 200 > 190 else quiet)) for second in range(1, 1_200)]
+    _, decisions = play(PLAIN, state, *loads)
+    assert not any(decision.changed for decision in decisions)
+
+
+def test_replicas_that_share_devices_are_worth_less() -> None:
+    """One device's worth of work: two replicas that take turns with others, each at half its pace."""
+    alone, shared = PLAIN, structs.replace(PLAIN, sharing=2)
+    needs = []
+    for policy in (alone, shared):
+        state = structs.replace(first_state(policy, 0, 4), demand=calm(15))
+        seen = load(1, arrivals=15, completions=15, ready=4, utilisation_bp=7_500)
+        _, decisions = play(policy, state, seen)
+        needs.append(decisions[-1].need)
+    assert needs[1] == 2 * needs[0]
+    assert "2 of which share a device" in decisions[-1].reason
+
+
 def test_bounds_come_first() -> None:
     state = first_state(PLAIN, 0, 8)
     _, (decision,) = play(structs.replace(PLAIN, replicas_max=5), state, load(1, ready=8))

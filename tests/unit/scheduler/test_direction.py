@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from scheduler.traffic import RELIEF_MS, SHARES
 from sie_stream.control import RouteRow, WorkerLoad
@@ -130,3 +131,82 @@ def test_a_lost_worker_leaves_its_part_to_the_others() -> None:
     owners = set(cluster.owners().values())
     assert owners == {"w1", "w2"}
     assert route(cluster).shares == () or abs(share_of(cluster, "w1") - share_of(cluster, "w2")) <= 1_250
+
+
+def decoding(models: int = 2) -> Cluster:
+    """Language models with a replica each on the only devices of two workers."""
+    cluster = Cluster()
+    cluster.lead()
+    for worker, incarnation in ALIVE[:2]:
+        cluster.append(structs.replace(joined(worker, incarnation), backends=("sglang",)))
+    for name in "ab"[:models]:
+        spec = spec_json(name, backend={"name": "sglang"}, replicas={"min": 2, "max": 2})
+        cluster.apply(spec)
+        cluster.make_ready(name)
+        cluster.release(name)
+        assert len(set(cluster.owners(name).values())) == 2
+    return cluster
+
+
+def decode_rounds(cluster: Cluster, count: int, waiting: dict[str, int] | None = None) -> None:
+    """Each model keeps four tenths of a device busy; `waiting`: in its queue on each worker."""
+    for _ in range(count):
+        for worker, incarnation in ALIVE[:2]:
+            loads = tuple(
+                ModelLoad(name, 20, 20, (waiting or {}).get(name, 0), 1, 400, 100)
+                for name in "ab"
+                if name in cluster.machine.state.models
+            )
+            cluster.append(WorkerLoad(worker, incarnation, 2_000, loads, (DeviceLoad("cpu0", 9_000),)))
+        cluster.wait(2_000, ALIVE[:2])
+
+
+def shares_of(cluster: Cluster, name: str) -> dict[str, int]:
+    """Of its keys, by worker; buckets are alike as long as no shares are published."""
+    row = cluster.row("routes", name, RouteRow)
+    owners = cluster.owners(name)
+    found = {worker: 0 for worker, _ in ALIVE[:2]}
+    for bucket, share in enumerate(row.shares or [SHARES // row.width] * row.width):
+        found[owners[bucket]] += share
+    return found
+
+
+def test_models_that_decode_on_the_same_devices_take_one_each() -> None:
+    cluster = decoding()
+    assert shares_of(cluster, "a") == shares_of(cluster, "b") == {"w0": 5_000, "w1": 5_000}
+    decode_rounds(cluster, 4)
+    a, b = shares_of(cluster, "a"), shares_of(cluster, "b")
+    assert sorted(a.values()) == sorted(b.values()) == [0, SHARES]
+    assert a != b
+    assert "In reserve" in decisions(cluster.commands, "traffic_directed")[-1].reason
+
+
+def test_then_they_stay_where_they_are() -> None:
+    cluster = decoding()
+    decode_rounds(cluster, 4)
+    said = decisions(cluster.commands, "traffic_directed")
+    decode_rounds(cluster, 40)
+    assert decisions(cluster.commands, "traffic_directed") == said
+
+
+def test_a_queue_wakes_the_reserve_at_once() -> None:
+    cluster = decoding()
+    decode_rounds(cluster, 4)
+    decode_rounds(cluster, 3, {"a": 30})
+    assert 0 not in shares_of(cluster, "a").values()
+
+
+def test_a_model_alone_on_its_devices_uses_all_of_them() -> None:
+    cluster = decoding(models=1)
+    decode_rounds(cluster, 4)
+    assert shares_of(cluster, "a") == {"w0": 5_000, "w1": 5_000}
+
+
+def test_when_the_worker_that_decodes_is_lost_the_reserve_has_the_keys() -> None:
+    cluster = decoding()
+    decode_rounds(cluster, 4)
+    gone = next(worker for worker, share in shares_of(cluster, "a").items() if share)
+    rest = tuple(one for one in ALIVE[:2] if one[0] != gone)
+    cluster.fence(cluster.wait(30_000, rest))
+    assert set(cluster.owners("a").values()) == {rest[0][0]}
+    assert sum(cluster.row("routes", "a", RouteRow).shares) in (0, SHARES)
