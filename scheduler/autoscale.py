@@ -76,10 +76,10 @@ class ScalePolicy(Struct, frozen=True):
     replicas_max: int
     p99_ms: int | None = None
     queue_ms: int | None = None
+    tags: tuple[Tag, ...] = ()
     sharing: int = 1
     """So many engines take turns on one device, so that a replica is worth so much less than a device. What is measured
     is replica time of those that have the device to themselves, as the others rest (scheduler/time_slices.py)."""
-    tags: tuple[Tag, ...] = ()
 
     @property
     def floor(self) -> int:

