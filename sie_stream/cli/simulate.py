@@ -97,6 +97,8 @@ def calm_garbage_collector() -> None:
 def _all(scenario: Scenario, policies: Sequence[str], seed: int, data: Path | None) -> list[Report]:
     """One after another, with a bar for each. Ctrl-C ends it cleanly."""
     reports: list[Report] = []
+    if not error_console.is_terminal:  # no bar there: say at least what takes so long
+        error_console.print(f"simulating {scenario.hours:g} h with {', '.join(policies)} ...", highlight=False)
     columns = (
         TextColumn("{task.description:<12} {task.fields[phase]:<10}"),
         BarColumn(),

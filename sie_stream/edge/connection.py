@@ -45,7 +45,8 @@ class Connection:
         state = RunState.load(Path(settings.state_dir))
         if state is None:
             raise NotRunning(
-                f"no running SIE-Stream found in {settings.state_dir!r}. Start one with `sie-stream up --detach`, "
+                f"no running SIE-Stream found in {Path(settings.state_dir).absolute()}. Go to the folder where you ran "
+                "`sie-stream up`, start one here with `sie-stream up --detach`, "
                 "or name a Kafka cluster with --bootstrap-servers or SIE_STREAM_BOOTSTRAP_SERVERS."
             )
         return msgspec.structs.replace(settings, bootstrap_servers=state.bootstrap_servers)
