@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,12 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 STOP_TEXTS_MAX = 16
 STOP_TOKENS_MAX = 64
 LOGPROBS_MAX = 20
+INT64_MAX = (1 << 63) - 1
+"""Whole numbers beyond it are counts of nothing, and other servers, JSON libraries and torch do not take them."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+VALUE_CHARS_MAX = 60
+PLACE = re.compile(r"`\$\.(\w+)")
+"""Where msgspec says the name of a parameter."""
 TEMPERATURE_MIN = 1e-6
 """Below it logits divided by the temperature leave the range of numbers."""
 Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=16_384)]
@@ -38,13 +45,13 @@ ResponseFormat = JsonSchemaFormat | RegexFormat
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `parameters` object of a request. Names no engine follows are refused, never ignored."""
 
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """None: the model's default."""
-    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)] | None = None
+    """None: the model's default. An answer ends with the context all the same."""
+    min_tokens: Count = 0
     """Stop tokens are not chosen before the answer is that long."""
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] = 0.0
     """0, or below TEMPERATURE_MIN, always takes the likeliest token."""
-    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
+    top_k: Count = 0
     """Only this many of the likeliest tokens are drawn from; 0: all."""
     top_p: Probability = 1.0
     """Only the likeliest tokens that together reach this probability are drawn from."""
@@ -89,9 +96,9 @@ def sampling_of(parameters: bytes | None) -> Sampling:
         return Sampling()
     try:
         return _parameters.decode(parameters)
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
         _refuse_unknown(parameters)
-        raise
+        raise msgspec.ValidationError(f"{error}{_value_at(error, parameters)}") from error
 
 
 def _refuse_unknown(parameters: bytes) -> None:
@@ -102,3 +109,12 @@ def _refuse_unknown(parameters: bytes) -> None:
     if unknown:
         named = " ".join(f"{name!r} is no parameter.{did_you_mean(name, allowed)}" for name in unknown)
         raise msgspec.ValidationError(f"{named} Allowed are {', '.join(allowed)}.")
+
+
+def _value_at(error: msgspec.ValidationError, parameters: bytes) -> str:
+    """What was given for the parameter that an error names, shortened; empty when it names none."""
+    place = PLACE.search(str(error))
+    if place is None:
+        return ""
+    value = repr(msgspec.json.decode(parameters).get(place[1]))
+    return f", given {value if len(value) <= VALUE_CHARS_MAX else value[:VALUE_CHARS_MAX] + '...'}"

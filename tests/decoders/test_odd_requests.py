@@ -93,3 +93,19 @@ def test_a_prompt_that_is_scored_may_be_interrupted() -> None:
     ended = run(model)
     assert model.preemptions > 0, "the case was not there"
     assert {ticket: output.error_code for ticket, output in ended.items()} == {1: None, 2: None}
+
+
+def test_an_answer_of_any_length_ends_with_the_context() -> None:
+    model = decoder(1)
+    assert model.submit(1, EngineInput("long", b"{}", [1, 2, 3], b'{"max_tokens":%d}' % (2**63 - 1))) is None
+    answer = run(model)[1]
+    assert (answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("length", 3, 61)
+
+
+@pytest.mark.parametrize("value", [str(10**40), str(2**63), "-1", "0", "1.5", '"5"', "NaN"])
+def test_a_length_that_is_none_is_refused_at_once(value: str) -> None:
+    model = decoder(1)
+    answer = model.submit(1, EngineInput("odd", b"{}", [1, 2, 3], f'{{"max_tokens":{value}}}'.encode()))
+    assert answer is not None
+    assert answer.error_code == "invalid_parameters"
+    assert not model.busy

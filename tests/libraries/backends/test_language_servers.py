@@ -64,6 +64,18 @@ def test_tokens_go_out_and_come_back_without_the_stop_token(kind: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("value", [10**40, 2**63, 0])
+def test_no_server_is_asked_for_an_answer_of_no_possible_length(kind: str, value: int) -> None:
+    backend, routes = made(kind)
+    with serving(routes) as server:
+        model = backend.load(asked(kind, server.url))
+        (answer,) = model.run([row("odd", {"prompt": "x"}, parameters=parameters(max_tokens=value))])
+        assert not server.asked(GENERATE[kind])
+    assert answer.error_code == "invalid_parameters"
+    assert "max_tokens" in (answer.error_message or "")
+
+
+@both
 def test_the_answer_never_passes_the_context(kind: str) -> None:
     backend, routes = made(kind)
     with serving(routes) as server:

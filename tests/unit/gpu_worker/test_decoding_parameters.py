@@ -38,6 +38,32 @@ def test_what_cannot_be_followed_is_refused_by_name(parameters: bytes, named: st
         sampling_of(parameters)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k"])
+@pytest.mark.parametrize("value", ["1" + "0" * 40, str(2**63), str(-(2**63)), "-1", "1.5", '"5"', "NaN", "1e400"])
+def test_counts_are_whole_numbers_of_64_bits(name: str, value: str) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        sampling_of(f'{{"{name}":{value}}}'.encode())
+    assert getattr(sampling_of(f'{{"{name}":{2**63 - 1}}}'.encode()), name) == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("0", "given 0"), ('"5"', "given '5'"), ("1" + "0" * 70, f"<= {2**63 - 1} - at `$.max_tokens`, given 1000")],
+)
+def test_a_refusal_names_parameter_value_and_what_is_allowed(value: str, shown: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as raised:
+        sampling_of(f'{{"max_tokens":{value}}}'.encode())
+    assert "max_tokens" in str(raised.value)
+    assert shown in str(raised.value)
+    assert len(str(raised.value)) < 160
+
+
+@pytest.mark.parametrize("digits", [4_000, 4_400, 100_000])
+def test_a_number_of_any_length_is_refused(digits: int) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        sampling_of(b'{"max_tokens":1' + b"0" * digits + b"}")
+
+
 def test_unknown_names_are_told_with_the_nearest_and_all_that_are_allowed() -> None:
     with pytest.raises(msgspec.ValidationError) as raised:
         sampling_of(b'{"temprature":0.2,"xyzzy":1,"top_p":0.5}')
