@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from importlib import import_module
 from math import prod
-from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.tensors import mapped, tensor_in
 
 GROUP = 32
 """Weights of a block of the simple quantisations."""
@@ -58,17 +58,18 @@ class Entry(Struct, frozen=True):
 
 
 class GgufFile:
-    """One open file. Tensors are copies, unless they are float32: those lie in the mapped file."""
+    """One open file. Quantised tensors are copies; others lie in the mapped file, which cannot be written to."""
 
     def __init__(self, file: Path) -> None:
         """Raises ModelRefused."""
         self._file = file
         self.metadata: dict[str, Any] = {}
-        """Without arrays."""
+        """Without arrays: those are None."""
+        self.lengths: dict[str, int] = {}
+        """Of the arrays of the metadata."""
         self.entries: dict[str, Entry] = {}
         try:
-            with file.open("rb") as stream:
-                self._bytes = mmap(stream.fileno(), 0, access=ACCESS_COPY)
+            self._bytes = mapped(file)
             self._read_header()
         except (OSError, ValueError, struct.error) as error:
             raise self._refused(str(error)) from error
@@ -88,10 +89,7 @@ class GgufFile:
                 scales = blocks[:, :2].contiguous().view(torch.float16).float()
                 return (blocks[:, 2:].contiguous().view(torch.int8).float() * scales).view(entry.shape)
             case _:
-                library: Any = import_module("gguf")
-                kind = library.GGMLQuantizationType(entry.kind)
-                values = import_module("gguf.quants").dequantize(raw.view(entry.shape[0], -1).numpy(), kind)
-                return torch.from_numpy(values).view(entry.shape)
+                return _by_package(entry, raw)
 
     def blocks(self, name: str) -> Tensor | None:
         """(rows, columns / 32, 20) blocks of Q4_1, a copy, if that is how the tensor is kept, or as Q4_0."""
@@ -104,7 +102,7 @@ class GgufFile:
         """(blocks, bytes of a block)"""
         weights, size = BLOCKS[entry.kind]
         count = prod(entry.shape) // weights
-        return torch.frombuffer(self._bytes, dtype=torch.uint8, count=count * size, offset=entry.start).view(-1, size)
+        return tensor_in(self._bytes, torch.uint8, entry.start, count * size).view(-1, size)
 
     def _read_header(self) -> None:
         magic, version, tensors, keys = struct.unpack_from("<4sIQQ", self._bytes, 0)
@@ -114,7 +112,9 @@ class GgufFile:
         for _ in range(keys):
             key, at = self._string(at)
             (kind,) = struct.unpack_from("<I", self._bytes, at)
-            self.metadata[key], at = self._value(kind, at + 4)
+            if kind == ARRAY:
+                self.lengths[key] = struct.unpack_from("<Q", self._bytes, at + 8)[0]
+            self.metadata[key], at = self._value(key, kind, at + 4)
         found: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(tensors):
             name, at = self._string(at)
@@ -125,8 +125,12 @@ class GgufFile:
             found.append((name, tuple(reversed(sizes)), kind, offset))
             at += 16 + 8 * count
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
+        if type(alignment) is not int or alignment < 1:
+            raise ValueError(f"metadata general.alignment is {alignment!r}, not a whole number of bytes >= 1")
         data = -(-at // alignment) * alignment
         for name, shape, kind, offset in found:
+            if offset % alignment:
+                raise ValueError(f"tensor {name} begins at byte {offset}, which is no multiple of {alignment}")
             self.entries[name] = self._entry(name, shape, kind, data + offset)
 
     def _entry(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> Entry:
@@ -134,41 +138,60 @@ class GgufFile:
             known = ", ".join(map(str, sorted(BLOCKS)))
             raise ValueError(f"tensor {name} is of ggml's type {kind}, which is not one of {known}")
         weights, size = BLOCKS[kind]
-        if not shape or shape[-1] % weights or start + prod(shape) // weights * size > len(self._bytes):
-            raise ValueError(f"tensor {name} does not fit: the file is cut short, or its sizes are wrong")
+        if not shape or 0 in shape or shape[-1] % weights:
+            raise ValueError(f"tensor {name} has sizes {shape}: {weights} must divide the last, and none may be 0")
+        end = start + prod(shape) // weights * size
+        if end > len(self._bytes):
+            raise ValueError(
+                f"tensor {name} with sizes {shape} ends at byte {end} of {len(self._bytes)}: the file is cut short, or "
+                "its header is wrong. Fetch it again"
+            )
         return Entry(shape, kind, start)
 
     def _string(self, at: int) -> tuple[str, int]:
         (length,) = struct.unpack_from("<Q", self._bytes, at)
         end = at + 8 + length
         if end > len(self._bytes):
-            raise ValueError("the file is cut short")
+            raise ValueError(f"a text of {length} bytes at byte {at} ends after the file: it is cut short")
         return self._bytes[at + 8 : end].decode("utf-8", "replace"), end
 
-    def _value(self, kind: int, at: int) -> tuple[Any, int]:
+    def _value(self, key: str, kind: int, at: int) -> tuple[Any, int]:
         if kind == STRING:
             return self._string(at)
         if kind == ARRAY:
-            return None, self._after_array(at)
+            return None, self._after_array(key, at)
         if kind not in SCALARS:
-            raise ValueError(f"metadata of type {kind}")
+            raise ValueError(f"metadata {key} is of type {kind}, which is not one of 0 to 12")
         (value,) = struct.unpack_from(SCALARS[kind], self._bytes, at)
         return value, at + struct.calcsize(SCALARS[kind])
 
-    def _after_array(self, at: int) -> int:
+    def _after_array(self, key: str, at: int) -> int:
         kind, count = struct.unpack_from("<IQ", self._bytes, at)
         at += 12
-        if kind in SCALARS:
-            return at + count * struct.calcsize(SCALARS[kind])
+        if kind != STRING and kind not in SCALARS:
+            raise ValueError(f"metadata {key} is an array of type {kind}")
+        least = 8 if kind == STRING else struct.calcsize(SCALARS[kind])
+        if at + count * least > len(self._bytes):
+            raise ValueError(f"metadata {key} has {count} values, more than the file: it is cut short")
         if kind != STRING:
-            raise ValueError(f"an array of type {kind}")
-        unpack, content = struct.Struct("<Q").unpack_from, self._bytes
+            return at + count * least
+        unpack, content, end = struct.Struct("<Q").unpack_from, self._bytes, len(self._bytes)
         for _ in range(count):
             at += 8 + unpack(content, at)[0]
+            if at > end:
+                raise ValueError(f"metadata {key} ends after the file: it is cut short")
         return at
 
     def _refused(self, why: str) -> ModelRefused:
         return ModelRefused("weights_unreadable", f"cannot read {self._file}: {why}.")
+
+
+def _by_package(entry: Entry, raw: Tensor) -> Tensor:
+    """The rarer quantisations."""
+    library: Any = import_module("gguf")
+    quants: Any = import_module("gguf.quants")
+    rows = raw.view(prod(entry.shape[:-1]), -1).numpy()
+    return torch.from_numpy(quants.dequantize(rows, library.GGMLQuantizationType(entry.kind))).view(entry.shape)
 
 
 def as_q4_1(raw: Tensor, kind: int) -> Tensor:

@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
+import msgspec
+import torch
+from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpu_worker.backends.base import ModelRefused
 
 Size = tuple[int, ...]
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""What safetensors calls them."""
+
+
+class _Entry(Struct, frozen=True):
+    """One tensor in the header of a safetensors file. data_offsets: its first byte and the one after its last, from the
+    end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Header(Struct, frozen=True):
+    """The header, less the remarks of whoever wrote the file."""
+
+    entries: dict[str, _Entry]
+    data: int
+    """Where the bytes of the tensors begin."""
 
 
 class Tensors:
-    """What one model's files hold. A tensor may lie in the mapped file: copy what is to be kept."""
+    """What one model's files hold. A tensor may lie in the mapped file: copy what is to be kept or changed."""
 
     def __init__(
         self,
@@ -62,13 +99,60 @@ def safetensors_of(source: Path) -> Iterator[Tensors]:
     files = sorted(source.glob("*.safetensors"))
     if not files:
         raise ModelRefused("weights_unreadable", f"cannot read {source}: no *.safetensors in it.")
-    with ExitStack() as stack, fitting(source):
+    with fitting(source):
         try:
-            opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        except (SafetensorError, OSError) as error:
+            getters = {name: getter for file in files for name, getter in _getters(file).items()}
+        except (SafetensorError, OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             raise ModelRefused("weights_unreadable", f"cannot read {source}: {error}") from error
-        # An open file has keys(), but is no mapping.
-        yield Tensors(source, {name: partial(file.get_tensor, name) for file in opened for name in file.keys()})  # noqa: SIM118
+        yield Tensors(source, getters)
+
+
+def mapped(file: Path) -> mmap:
+    """All of a file, read-only: the kernel counts a mapping that may be written to as if its memory had been taken.
+
+    Raises OSError, and ValueError for an empty file.
+    """
+    with file.open("rb") as stream:
+        return mmap(stream.fileno(), 0, access=ACCESS_READ)
+
+
+def tensor_in(content: mmap, dtype: torch.dtype, start: int, count: int) -> Tensor:
+    """(count) values from byte `start` on, where they lie. Whoever writes into it ends the process: copy it before."""
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(content, dtype=dtype, count=count, offset=start)
+
+
+def _getters(file: Path) -> dict[str, Callable[[], Tensor]]:
+    """Raises SafetensorError for a header that the library refuses, ValueError for a type that is not known here.
+
+    The library maps files for torch so that they can be written to, which counts as memory taken; it says whether the
+    header is in order, and the tensors are looked up here.
+    """
+    with safe_open(file, framework="numpy"):
+        content = mapped(file)
+    header = _header(content)
+    for name, entry in header.entries.items():
+        if entry.dtype not in DTYPES:
+            raise ValueError(f"{file.name}: {name} is of type {entry.dtype!r}, not one of {', '.join(DTYPES)}")
+    return {name: partial(_tensor, content, header.data, entry) for name, entry in header.entries.items()}
+
+
+def _header(content: mmap) -> _Header:
+    """The format: a length of 8 bytes, as much JSON, then the bytes of the tensors
+    (https://github.com/huggingface/safetensors#format)."""
+    data = 8 + int.from_bytes(content[:8], "little")
+    told = msgspec.json.decode(content[8:data], type=dict[str, msgspec.Raw])
+    told.pop("__metadata__", None)
+    return _Header({name: msgspec.json.decode(raw, type=_Entry) for name, raw in told.items()}, data)
+
+
+def _tensor(content: mmap, data: int, entry: _Entry) -> Tensor:
+    start, end = entry.data_offsets
+    dtype = DTYPES[entry.dtype]
+    return tensor_in(content, dtype, data + start, (end - start) // dtype.itemsize).view(entry.shape)
 
 
 @contextmanager

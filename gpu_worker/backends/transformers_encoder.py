@@ -14,6 +14,7 @@ from transformers import AutoModel
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.embedding import Hidden, Tokens
 from gpu_worker.backends.tensors import fitting
+from gpu_worker.edge.process_limits import room_for_mapping
 
 POSITIONS_UNKNOWN = 1 << 30
 """Positions that are computed, not looked up, have no end."""
@@ -28,7 +29,7 @@ class TransformersEncoder:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         try:
-            with fitting(source):
+            with fitting(source), room_for_mapping(sum(file.stat().st_size for file in source.glob("*.safetensors"))):
                 model, report = AutoModel.from_pretrained(
                     source,
                     local_files_only=True,
@@ -37,6 +38,7 @@ class TransformersEncoder:
                     dtype=dtype,
                     output_loading_info=True,
                 )
+                leave_mapping(model)
         except (OSError, ValueError, TypeError) as error:
             raise ModelRefused("weights_unreadable", f"transformers cannot read {source}: {error}") from error
         missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
@@ -63,6 +65,13 @@ class TransformersEncoder:
         device = self._model.device
         out = self._model(input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device))
         return out.last_hidden_state.float().cpu().numpy()
+
+
+def leave_mapping(model: torch.nn.Module) -> None:
+    """Weights that have the type of the file lie in it, and nothing tells which do: each becomes a copy, one after the
+    other, so that the file is let go."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def positions_of(config: Any) -> int:

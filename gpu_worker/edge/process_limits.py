@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_worker.isolation import EngineLimits
@@ -30,11 +31,29 @@ def apply_limits(limits: EngineLimits) -> None:
 
 def limit_memory(limit_bytes: int) -> None:
     """Allocations that would take private writable memory beyond it fail (RLIMIT_DATA: heap and anonymous mappings,
-    since Linux 4.7). Weights that are mapped from a file are not counted.
+    since Linux 4.7). A file that is mapped read-only is not counted; one that is mapped to be written to is, although
+    nothing is allocated before it is written: see room_for_mapping.
     """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextmanager
+def room_for_mapping(size_bytes: int) -> Iterator[None]:
+    """The limit of this process is higher by `size_bytes` inside, for libraries that map files so that they can be
+    written to. What they mapped must be let go inside, too. For one thread at a time: that which loads models.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY:
+        yield
+        return
+    raised = soft + size_bytes if hard == resource.RLIM_INFINITY else min(soft + size_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (raised, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -134,7 +134,7 @@ class DecoderNetwork:
             self._embedding = kept(name) if whole else Int8Linear(get(name))
             self._blocks = [_block(shape, number, norm, make) for number in range(shape.layers)]
         self._norm = norm("model.norm.weight") if donors.head is None else donors.head._norm
-        self._head = _head(shape, head, self._embedding, get) if donors.head is None else donors.head._head
+        self._head = _head(shape, head, self._embedding, kept) if donors.head is None else donors.head._head
         self._head_shared = shape.tied and not isinstance(self._head, PackedLinear)
         self._logit_cap = shape.logit_cap if head == "lm" else None
         cos, sin = rotation_tables(shape.rope, shape.head_width, shape.positions)
