@@ -19,8 +19,8 @@ def write_gguf(folder: Path, file: Path, kind: str = "F32") -> Path:
     config = json.loads((folder / "config.json").read_text())
     family = str(config["model_type"])
     writer = GGUFWriter(file, family)
-    writer.add_array("tokenizer.ggml.tokens", ["a word"] * 300)
-    writer.add_array("tokenizer.ggml.scores", [0.5] * 300)
+    writer.add_array("tokenizer.ggml.tokens", ["a word"] * config["vocab_size"])
+    writer.add_array("tokenizer.ggml.scores", [0.5] * config["vocab_size"])
     _write_sizes(writer, config)
     names = {known: name for name, known in (IN_LAYER | OTHERWISE.get(family, {})).items()}
     names |= {known: name for name, known in TOP.items()}

@@ -6,7 +6,7 @@ Read without transformers: importing that library takes twice as long as loading
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,8 @@ from sie_stream.errors import did_you_mean
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2")
 ROPE_THETA = 10_000.0
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+LayerCount = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 ROPE_BY_CONTEXT = ("llama3", "yarn", "longrope")
 """Ways to lengthen a context that need to know the original one."""
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -40,14 +42,14 @@ class NetworkConfig(Struct, frozen=True):
     """Keys as transformers names them. Sizes have no defaults: a model without them is broken, not standard."""
 
     model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: LayerCount
+    num_attention_heads: Count
+    max_position_embeddings: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     hidden_act: str = "silu"
@@ -101,7 +103,7 @@ def config_of(content: dict[str, Any], where: str) -> NetworkConfig:
         guess = did_you_mean(str(family), FAMILIES)
         raise ModelRefused(
             "unsupported_architecture",
-            f"config.json: model_type {family!r} is not one of {', '.join(FAMILIES)}.{guess}",
+            f"{where}: model_type {family!r} is not one of {', '.join(FAMILIES)}.{guess}",
         )
     try:
         return msgspec.convert(DEFAULTS.get(family, {}) | content, NetworkConfig)

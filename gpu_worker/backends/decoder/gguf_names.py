@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.backends.base import ModelRefused
-from gpu_worker.backends.decoder.config import NetworkConfig, config_of
+from gpu_worker.backends.decoder.config import FAMILIES, NetworkConfig, config_of
+from gpu_worker.backends.decoder.gguf_metadata import Metadata
 from gpu_worker.backends.gguf_file import GgufFile
 from gpu_worker.backends.tensors import Tensors
 
@@ -42,69 +43,55 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
 }
-KEYS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-    "sliding_window": "attention.sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
+TURNED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+"""Whose rows llama.cpp has in another order, head by head, and how many heads they have."""
 GEMMA2_27B_LAYERS = 46
 """The one size of Gemma-2 whose scores are not scaled by the width of a head; the file does not say so."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def gguf_config(file: GgufFile) -> NetworkConfig:
-    """Raises ModelRefused for another architecture."""
-    kind = str(file.metadata.get("general.architecture"))
-
-    def get(key: str) -> Any:
-        return file.metadata.get(f"{kind}.{key}")
-
-    content = {name: _shortest(value) for name, key in KEYS.items() if (value := get(key)) is not None}
+    """Raises ModelRefused for another architecture, and for sizes that are missing or none."""
+    metadata = Metadata(file)
+    kind = metadata.architecture
+    if kind not in FAMILIES:
+        return config_of({"model_type": kind}, "GGUF metadata: general.architecture")  # raises
+    if metadata.get("expert_count"):
+        raise ModelRefused("unsupported_architecture", "GGUF: a mixture of experts.")
+    content = metadata.sizes()
     content["model_type"] = kind
     content["tie_word_embeddings"] = "output.weight" not in file.entries
-    if "token_embd.weight" in file.entries:
-        content["vocab_size"] = file.entries["token_embd.weight"].shape[0]
     content["attention_bias"] = "blk.0.attn_output.bias" in file.entries
     content["use_sliding_window"] = False
-    content["rope_parameters"] = _rope(file, kind)
-    if get("expert_count"):
-        raise ModelRefused("unsupported_architecture", "GGUF: a mixture of experts.")
+    content["rope_parameters"] = _rope(file, metadata, content)
     if kind == "gemma2":
-        by_width = content.get("num_hidden_layers") == GEMMA2_27B_LAYERS
+        by_width = content["num_hidden_layers"] == GEMMA2_27B_LAYERS
         content["query_pre_attn_scalar"] = (
-            content["hidden_size"] // content["num_attention_heads"] if by_width else content.get("head_dim", 256)
+            content["hidden_size"] // content["num_attention_heads"] if by_width else content["head_dim"]
         )
     return config_of(content, "GGUF metadata")
 
 
 def gguf_stop_tokens(file: GgufFile) -> frozenset[int]:
-    """End of the text, and of a turn where the file tells it."""
-    found = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
-    return frozenset(token for token in found if token is not None)
+    """End of the text, and of a turn where the file tells it. Raises ModelRefused for what is no token."""
+    return Metadata(file).stop_tokens()
 
 
 def gguf_tensors(file: GgufFile, source: Path) -> Tensors:
     """By the names that transformers gives them."""
-    kind = str(file.metadata.get("general.architecture"))
+    metadata = Metadata(file)
+    kind = metadata.architecture
     names = IN_LAYER | OTHERWISE.get(kind, {})
+    sizes = metadata.sizes() if kind == "llama" else {}
+    heads = {part: sizes.get(size, 0) for part, size in TURNED.items()}
     getters: dict[str, Callable[[], Tensor]] = {}
     blocks: dict[str, Callable[[], Tensor | None]] = {}
     for name in file.entries:
         stem, _, what = name.rpartition(".")
         if stem in TOP:
             known, turned = f"{TOP[stem]}.{what}", 0
-        elif stem.startswith("blk.") and (part := stem.split(".", 2)[2]) in names:
-            known = f"model.layers.{stem.split('.')[1]}.{names[part]}.{what}"
-            turned = _turned_heads(file, part) if kind == "llama" else 0
+        elif (place := stem.split(".", 2))[0] == "blk" and (part := place[-1]) in names:
+            known, turned = f"model.layers.{place[1]}.{names[part]}.{what}", heads.get(part, 0)
         else:
             continue
         lowered = kind == "gemma2" and "norm" in known
@@ -113,33 +100,22 @@ def gguf_tensors(file: GgufFile, source: Path) -> Tensors:
     return Tensors(source, getters, blocks)
 
 
-def _rope(file: GgufFile, kind: str) -> dict[str, Any]:
+def _rope(file: GgufFile, metadata: Metadata, sizes: dict[str, Any]) -> dict[str, Any]:
     """Raises ModelRefused for a scaling that is not followed."""
     factors = [name for name in ROPE_FACTORS if name in file.entries]
-    scaling = file.metadata.get(f"{kind}.rope.scaling.type", "none")
+    scaling = metadata.get("rope.scaling.type") or "none"
     if factors[1:] or factors[:1] == [ROPE_FACTORS[1]] or scaling not in ("none", "linear"):
         raise ModelRefused(
             "unsupported_architecture", f"GGUF: RoPE scaling {scaling!r} with {factors} is not followed."
         )
     rope: dict[str, Any] = {"rope_type": "default"}
-    if (theta := file.metadata.get(f"{kind}.rope.freq_base")) is not None:
-        rope["rope_theta"] = _shortest(theta)
+    if "rope_theta" in sizes:
+        rope["rope_theta"] = sizes["rope_theta"]
     if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": file.metadata[f"{kind}.rope.scaling.factor"]}
+        rope |= {"rope_type": "linear", "factor": metadata.fraction("rope.scaling.factor")}
     if factors:
         rope |= {"rope_type": "divided", "divisors": file.tensor(factors[0]).tolist()}
     return rope
-
-
-def _shortest(value: Any) -> Any:
-    """GGUF keeps float32; the shortest decimal that means the same is what the model was trained with."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
-
-
-def _turned_heads(file: GgufFile, part: str) -> int:
-    """Heads whose rows are in llama.cpp's order; 0: none are."""
-    name = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(part)
-    return 0 if name is None else int(file.metadata[f"llama.attention.{name}"])
 
 
 def _tensor(file: GgufFile, name: str, heads: int, lowered: bool) -> Tensor:

@@ -11,6 +11,7 @@ gemma2   GELU (tanh) instead of SiLU; norms multiply by 1 + weight, and there ar
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
@@ -67,12 +68,17 @@ def shape_of(config: NetworkConfig) -> DecoderShape:
     else:
         _only("hidden_act", config.hidden_act, ("silu",))
     _only("rope_type", rope["rope_type"], tuple(ROPE_TYPES))
-    for key in ROPE_TYPES[rope["rope_type"]]:
-        if rope.get(key) is None:
-            raise ModelRefused("weights_unreadable", f"config.json: rope_type {rope['rope_type']!r} without {key}.")
+    _check_rope(rope)
     _only("partial_rotary_factor", rope["partial_rotary_factor"], (1.0,))
     biased = family in ("llama", "qwen3", "gemma2") and config.attention_bias
     head_width = config.head_dim or config.hidden_size // config.num_attention_heads
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
+    if config.num_attention_heads % kv_heads or head_width % 2:
+        raise ModelRefused(
+            "weights_unreadable",
+            f"config.json: {config.num_attention_heads} attention heads of width {head_width}, {kv_heads} of keys and "
+            "values: the first number must be a multiple of the last, and the width even.",
+        )
     gemma = config if family == "gemma2" else None
     return DecoderShape(
         family=family,
@@ -80,7 +86,7 @@ def shape_of(config: NetworkConfig) -> DecoderShape:
         width=config.hidden_size,
         inner=config.intermediate_size,
         heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        kv_heads=kv_heads,
         head_width=head_width,
         positions=config.max_position_embeddings,
         norm_eps=config.rms_norm_eps,
@@ -94,6 +100,17 @@ def shape_of(config: NetworkConfig) -> DecoderShape:
         output_bias=biased,
         mlp_bias=family == "llama" and config.mlp_bias,
     )
+
+
+def _check_rope(rope: dict[str, Any]) -> None:
+    """Raises ModelRefused for what the type needs and is missing, and for what nothing can be divided by."""
+    for key in ("rope_theta", *ROPE_TYPES[rope["rope_type"]]):
+        value = rope.get(key)
+        if value is None:
+            raise ModelRefused("weights_unreadable", f"config.json: rope_type {rope['rope_type']!r} without {key}.")
+        for one in value if isinstance(value, list) else [value]:
+            if type(one) not in (int, float) or not math.isfinite(one) or one <= 0:
+                raise ModelRefused("weights_unreadable", f"config.json: {key} {one!r} is no finite number > 0.")
 
 
 def _windows(config: NetworkConfig) -> tuple[int | None, ...]:
