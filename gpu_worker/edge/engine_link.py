@@ -19,6 +19,7 @@ from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
 from gpu_worker.edge.device_arena import DeviceArena
 from gpu_worker.edge.engine_models import ArenaOption
+from gpu_worker.edge.engine_output import EngineOutput
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Activate,
@@ -61,6 +62,7 @@ from gpu_worker.engine_port import (
 from gpu_worker.isolation import EngineLimits
 from gpu_worker.memory.slots import Below
 from sie_stream.control import ModelLaunch
+from sie_stream.edge.clock import SystemClock
 
 MODULE = "gpu_worker.edge.engine_process"
 THREAD_VARIABLES = (
@@ -72,6 +74,8 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 EXIT_WAIT_S = 2.0
+OUTPUT_WAIT_S = 1.0
+"""For the last output of engines, when the worker ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +122,8 @@ class EngineLinks:
         self._children: dict[EngineKey, _Child] = {}
         self._by_fd: dict[int, _Child] = {}
         self._killed: list[subprocess.Popen[bytes]] = []
+        self._outputs: list[EngineOutput] = []
+        """Of all engines whose output has not ended."""
         self._emptying: list[EngineGroup] = []
         """Groups of engines that ended, until the kernel lets them go."""
         self._events: list[EngineEvent] = []
@@ -195,6 +201,8 @@ class EngineLinks:
         for process in self._killed:
             process.wait()
         self._killed.clear()
+        for output in self._outputs:
+            output.join(OUTPUT_WAIT_S)
         for group in self._emptying:
             group.remove()
         for fd in self._tiers.values():
@@ -250,18 +258,29 @@ class EngineLinks:
             command += ["--arena", msgspec.json.encode(option).decode()]
             inherited.append(arena.file)
         with theirs:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-                stderr=sys.stderr.fileno(),
-                env=self._environment,
-                pass_fds=inherited,
-            )
+            process = self._spawned(engine, command, inherited)
         # The kernel counts the tier where it was first written to: in the engine's group.
         memory_bytes = limits.memory_bytes and limits.memory_bytes + self._tier_bytes
         group = self._groups.hold(process.pid, memory_bytes) if self._groups else None
         return _Child(engine, process, HostSocket(ours), group=group)
+
+    def _spawned(self, engine: EngineKey, command: Sequence[str], inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+        output = EngineOutput(f"engine {engine.backend} on {engine.device}", sys.stderr.fileno(), SystemClock())
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output.write_fd,
+                stderr=output.write_fd,
+                env=self._environment,
+                pass_fds=inherited,
+            )
+        except OSError:
+            output.give_up()
+            raise
+        output.start()
+        self._outputs = [*(one for one in self._outputs if one.open), output]
+        return process
 
     def _tier(self, engine: EngineKey) -> int:
         """Memory without a name: it is gone when this process and the engine are. Takes none until it is written to."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -48,6 +50,13 @@ class TroubleModel:
                 threading.Event().wait()
             case "sleep":
                 threading.Event().wait(inputs["seconds"])
+            case "flood":
+                for number in range(inputs["lines"]):
+                    sys.stdout.write(f"line {number} {'x' * 900}\n")
+                sys.stdout.flush()
+            case "leave a child":
+                child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+                return EngineOutput(item.request_id, msgspec.json.encode({"pid": child.pid}))
             case "raise":
                 raise RuntimeError("asked to raise")
             case "nonsense":
