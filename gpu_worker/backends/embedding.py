@@ -39,6 +39,10 @@ class TokensRefused(Exception):
     """Raised by a `forward` whose network says itself that an id, or a position, is none of its tables."""
 
 
+class StepRefused(TokensRefused):
+    """The same, of a network that stumbled over something: the number of tokens, if fewer can be read, or itself."""
+
+
 class EmbeddingModel:
     """A loaded embedder: any `forward` between padding and pooling. Implements LoadedModel.
 
@@ -83,8 +87,7 @@ class EmbeddingModel:
         if not item.token_ids:
             return failed(item, "tokens_missing", "this model needs token ids: Stage 0 must tokenise the text for it.")
         if len(item.token_ids) > self._tokens_max:
-            message = f"{len(item.token_ids)} tokens, but the model reads at most {self._tokens_max}."
-            return failed(item, "context_length_exceeded", message)
+            return self._too_long(item)
         # A negative id would count from the end of the table.
         least, most = min(item.token_ids), max(item.token_ids)
         if least < 0 or (self._vocabulary is not None and most >= self._vocabulary):
@@ -93,6 +96,14 @@ class EmbeddingModel:
             return failed(item, "invalid_input", message)
         return None
 
+    def _too_long(self, item: EngineInput) -> EngineOutput:
+        """Nothing is cut off here: where a text is to be cut, its tokenizer.json says so, and Stage 0 does it."""
+        message = (
+            f"{len(item.token_ids or ())} tokens, but the model reads at most {self._tokens_max} (what the network has "
+            "positions for, and backend.config.max_tokens). Shorten the text, or set `truncation` in tokenizer.json."
+        )
+        return failed(item, "context_length_exceeded", message)
+
     def _answered(self, items: Sequence[EngineInput]) -> list[EngineOutput]:
         """One that the network refuses fails alone."""
         try:
@@ -100,8 +111,33 @@ class EmbeddingModel:
         except TokensRefused as refused:
             if len(items) > 1:
                 return [answer for item in items for answer in self._answered([item])]
-            message = f"a token id, or the number of tokens, is too large for the network: {WRONG_TOKENIZER} {refused}"
-            return [failed(items[0], "invalid_input", message)]
+            return [self._refused_alone(items[0], refused)]
+
+    def _refused_alone(self, item: EngineInput, refused: TokensRefused) -> EngineOutput:
+        """Too many tokens, if the network reads fewer of them. Raises `refused` when it is not the input's fault."""
+        count = len(item.token_ids or ())
+        longest = self._longest(count)
+        if 0 < longest < count:
+            self._tokens_max = longest
+            return self._too_long(item)
+        if isinstance(refused, StepRefused):
+            raise refused
+        return failed(item, "invalid_input", f"a token id is too large for the network: {WRONG_TOKENIZER} {refused}")
+
+    def _longest(self, count: int) -> int:
+        """How many tokens the network reads, at most `count`: found by asking it, since some files do not say."""
+        reads, refuses = 0, count + 1
+        at = count
+        while refuses - reads > 1:
+            # Id 0 is in every vocabulary.
+            ids = np.zeros((1, at), np.int64)
+            try:
+                self._forward(ids, np.ones_like(ids))
+                reads = at
+            except TokensRefused:
+                refuses = at
+            at = (reads + refuses) // 2
+        return reads
 
     def _embed(self, items: Sequence[EngineInput]) -> list[EngineOutput]:
         ids, mask = padded([item.token_ids or [] for item in items], self._pad_id)

@@ -2,7 +2,8 @@
 
 `launch.config.kind` says which adapter feeds the network: `classifier` and `regressor` as in `tabular`, `embedding` as
 in `embedding`, `file_type` as in `filetype`. Other keys: `threads` (intra-op, default 1, so that many models share a
-machine without fighting over its cores), `max_tokens` and `pad_token_id` for embedders.
+machine without fighting over its cores), and for embedders `pad_token_id` and `max_tokens` (longest text, default 256;
+less where the network has fewer positions).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 
 from gpu_worker.backends import filetype
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused
-from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, Tokens, TokensRefused
+from gpu_worker.backends.embedding import EmbeddingModel, Forward, Hidden, StepRefused, Tokens, TokensRefused
 from gpu_worker.backends.tabular import Kind, Matrix, Predict, TabularModel, tabular_config, whole_blocks
 from gpu_worker.backends.weights import local_source, only_file, verified_digest, whole_number
 from sie_stream.backend_facts import KINDS_OF_BACKEND
@@ -50,7 +51,7 @@ class OnnxBackend:
         size = file.stat().st_size
         session = open_session(file, whole_number(launch.config, "threads", 1))
         if kind == "embedding":
-            tokens_max = whole_number(launch.config, "max_tokens", 256)
+            tokens_max = whole_number(launch.config, "max_tokens", 256) or 256
             return EmbeddingModel(
                 hidden_states(session), tokens_max, whole_number(launch.config, "pad_token_id", 0), size, digest
             )
@@ -108,6 +109,8 @@ def hidden_states(session: onnxruntime.InferenceSession) -> Forward:
             return np.asarray(session.run(None, {name: feed[name] for name in feed if name in inputs})[0])
         except InvalidArgument as error:  # how a Gather says that an index lies outside its table
             raise TokensRefused(str(error)) from error
+        except Fail as error:  # how an Add says that there are fewer positions than tokens
+            raise StepRefused(str(error)) from error
 
     return forward
 

@@ -146,6 +146,6 @@ def _encoder(launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Futur
     if not 0 <= encoder.pad_id < encoder.vocabulary:
         message = f"{file}: pad_token_id {encoder.pad_id} is not one of 0 to {encoder.vocabulary - 1}, its vocabulary."
         raise ModelRefused("weights_unreadable", message)
-    tokens_max = min(whole_number(launch.config, "max_tokens", 256), encoder.positions)
+    tokens_max = min(whole_number(launch.config, "max_tokens", 256) or 256, encoder.positions)
     sizes = (tokens_max, encoder.pad_id, encoder.memory_bytes)
     return EmbeddingModel(encoder, *sizes, digest.result(), encoder.vocabulary, tensor_weights(encoder.tensors))
