@@ -22,7 +22,7 @@ from gpu_worker.backends.transformers_encoder import TransformersEncoder
 from sie_stream.edge.tokenizer import shared_tokenizers
 from tests.libraries.backends.launching import FixedClock, launch, row
 
-MODELS = Path(__file__).parents[3] / ".models"
+MODELS = Path(__file__).parents[2] / ".models"
 MINILM, SMALLER = MODELS / "minilm-l6-v2", MODELS / "minilm-l6-v2-int8"
 POSITIONS = 5
 
