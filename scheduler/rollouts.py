@@ -27,7 +27,7 @@ from scheduler.rollout import (
     promoted,
     resumed,
 )
-from scheduler.rollout_plan import plan_of
+from scheduler.rollout_plan import plan_of, shares_of, taking_over
 from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.variants import (
@@ -185,18 +185,16 @@ def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, varian
     model.rollouts[variant] = rollout
     step.state.rolling[model.model] = None
     start_unit(step, model, variant, accepted, rollout.part_of(model.replicas_wanted))
-    shares = " -> ".join(f"{share / 100:g}" for share in plan.steps)
     step.decide(
         "rollout_started",
         model.model,
-        f"Version {version} is loaded beside {model.version}, answers its golden requests, and then takes {shares} % "
-        f"of the keys, each share held {plan.hold_ms} ms and until {plan.samples_min} answers passed the gates.",
+        taking_over(plan, version, model.version),
         chosen={
             "rollout": rollout.rollout,
             "variant": variant,
             "version": version,
             "version_before": model.version,
-            "steps": shares,
+            "steps": shares_of(plan),
             "actor": actor,
         },
         do_nothing=f"Version {model.version} would go on alone.",

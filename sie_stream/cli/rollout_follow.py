@@ -11,7 +11,7 @@ from msgspec import Struct
 from scheduler.rollout import Ending
 from scheduler.state import ClusterState
 from sie_stream.cli.output import one_line
-from sie_stream.cli.rollout_view import status_rows
+from sie_stream.cli.rollout_view import SHADOW, status_rows
 
 
 class Watched(Struct, frozen=True):
@@ -96,7 +96,7 @@ def _in_words(row: dict[str, Any]) -> str:
         row["model"],
         row["version"],
         row["phase"],
-        f"step {row['step']}",
+        "" if row["step"] == SHADOW else f"step {row['step']}",
         f"{row['share']} of the keys",
         f"{row['samples']} of {row['samples_min']} samples",
         *row["gates"],

@@ -351,3 +351,16 @@ def test_a_version_applied_before_anything_has_served_is_not_rolled_out() -> Non
     cluster.apply(spec_json("fresh", rollout=QUICK))
     commands = cluster.apply(spec_json("fresh", version="2.0.0", rollout=QUICK))
     assert kinds(commands)[0] == "model_accepted"
+
+
+def test_whoever_starts_one_reads_what_comes_first_and_what_ends_it_early() -> None:
+    said: dict[bool, str] = {}
+    for shadow in (False, True):
+        cluster = Rolling()
+        commands = cluster.apply(spec_json(version="2.0.0", rollout={**QUICK, "shadow": shadow}))
+        [said[shadow]] = [one.reason for one in decisions(commands) if one.kind == "rollout_started"]
+    for reason in said.values():
+        assert "takes 10 -> 20 -> 50 -> 100 % of the keys" in reason
+        assert "A breach takes it back at once, also before 100 answers" in reason
+    copies = "First it gets copies of all requests: what it answers is compared and nobody gets it"
+    assert (copies in said[False], copies in said[True]) == (False, True)
