@@ -66,6 +66,9 @@ def start(
 ) -> None:
     """Roll a version out, by its declared steps or by 10, 20, 50, 100 %; exit code 1 if it is refused.
 
+    Each step needs its `hold_ms` and `samples_min` answers to go on. A breached gate takes it back at once, also before
+    so many answers.
+
     \b
     Examples:
       sie-stream rollout start -f churn-v2.yaml

@@ -89,3 +89,10 @@ def test_a_follower_fails_with_its_rollout(monkeypatch: pytest.MonkeyPatch) -> N
 def test_where_nothing_is_under_way_a_follower_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = _followed(monkeypatch, Rolling(), [])
     assert (code, output.splitlines()[0]) == (0, "no rollout is under way")
+
+
+@pytest.mark.parametrize("command", [["apply"], ["rollout", "start"]])
+def test_help_says_that_a_breach_waits_for_no_count(command: list[str]) -> None:
+    shown = " ".join(CliRunner().invoke(app, [*command, "--help"]).output.split())
+    assert "samples_min" in shown
+    assert "breached gate" in shown
