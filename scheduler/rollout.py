@@ -33,7 +33,7 @@ STATS_LOST_MS = 12_000
 NO_STATISTICS = "no statistics"
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
-Ending = Literal["completed", "rolled_back", "aborted", "refused"]
+Ending = Literal["completed", "rolled_back", "aborted", "refused", "undone"]
 
 
 class Plan(Struct, frozen=True):

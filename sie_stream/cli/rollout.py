@@ -229,6 +229,8 @@ def undo(
 ) -> None:
     """Back to the version before: aborts what is under way, or replaces what was completed last.
 
+    `rollout history` shows it. What did not come by a rollout is replaced by applying the older declaration.
+
     \b
     Examples:
       sie-stream rollout undo churn-eu

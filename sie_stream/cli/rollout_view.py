@@ -174,7 +174,7 @@ def picture(state: ClusterState, model: str) -> Group:
     ]
     if not parts:
         parts = [Text("no rollout is under way")]
-        if ended and model:
+        if ended and model and ended[-1]["steps"]:
             parts += [Text(f"the last one, {ended[-1]['version']}:"), _table(STEPS, ended[-1]["steps"], indent=2)]
     return Group(*parts, *[Text(line, style="dim") for line in lines])
 

@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from scheduler.state import from_bytes, to_bytes
 from sie_stream.cli.rollout_view import history_rows, history_table_rows, picture, status_rows
 from sie_stream.commands import RolloutOrder
 from sie_stream.control import InstanceRow
@@ -119,3 +120,22 @@ def test_what_is_promoted_while_it_loads_was_no_shadow() -> None:
     cluster.append(RolloutOrder("churn", "promote", actor="ada"))
     [row] = status_rows(cluster.machine.state)
     assert [one["share"] for one in row["steps"]] == ["100 %"]
+
+
+def test_what_was_taken_back_is_in_the_history() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "promote", actor="ada"))
+    cluster.make_ready()
+    cluster.wait(500, ALIVE)
+    cluster.append(RolloutOrder("churn", "undo", actor="ada"))
+    ended = history_rows(cluster.machine.state)
+    assert [(one["ending"], one["from"], one["version"], one["actor"]) for one in ended][1:] == [
+        ("undone", "2.0.0", "1.0.0", "ada")
+    ]
+    assert ended[-1]["why"].startswith(f"ada takes {ended[0]['rollout']} back: version 1.0.0 replaces 2.0.0")
+    assert history_table_rows(ended)[-1]["steps"] == "none"
+    restored = from_bytes(to_bytes(cluster.machine.state))
+    assert restored is not None
+    assert history_rows(restored) == ended
