@@ -33,7 +33,7 @@ STATS_LOST_MS = 12_000
 NO_STATISTICS = "no statistics"
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
-Ending = Literal["completed", "rolled_back", "aborted", "refused"]
+Ending = Literal["completed", "rolled_back", "aborted", "refused", "undone"]
 
 
 class Plan(Struct, frozen=True):
@@ -50,7 +50,7 @@ class Plan(Struct, frozen=True):
 
 
 class StepSeen(Struct, frozen=True):
-    """A step that was left, as it was then."""
+    """A step that was left, as it was then. `share` 0: the one with copies only."""
 
     share: int
     started_ms: int
@@ -86,7 +86,7 @@ class RolloutState(Struct, frozen=True):
     since_ms: int = 0
     """Since when the present step is held: later than its start when it had to hold without statistics."""
     step_ms: int = 0
-    """When the present step began."""
+    """When the present step, or that with copies only, began; 0: none has."""
     steps: tuple[StepSeen, ...] = ()
     """Those that were left, oldest first."""
     forced: bool = False
@@ -183,7 +183,7 @@ def ended(state: RolloutState, ending: Ending, why: str, now_ms: int) -> Rollout
 
 def _left(state: RolloutState, now_ms: int) -> RolloutState:
     """The present step is over: keep what was seen of it."""
-    if state.step < 0:
+    if not state.step_ms:
         return state
     new = state.new
     seen = StepSeen(
@@ -229,6 +229,7 @@ def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
         return _hold(state, _waits_for_room(seen)) if seen.no_room else (state, None)
     base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms, holding="")
     if state.plan.shadow:
+        base = structs.replace(base, step_ms=now_ms)
         reason = f"{seen.ready} replicas are ready and pass. It gets copies of all requests and answers none."
         return base, Said("rollout_shadowing", reason, "Nothing would be known of it.")
     return _to_step(base, 0, f"{seen.ready} replicas are ready and pass the golden requests.", now_ms)

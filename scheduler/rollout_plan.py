@@ -30,3 +30,25 @@ def plan_of(spec: ModelSpec, variant: str) -> Plan:
             VariantRule(pin.by, pin.name, pin.equals, variant if pin.to == "new" else STABLE) for pin in declared.pins
         ),
     )
+
+
+def taking_over(plan: Plan, version: str, before: str) -> str:
+    """How the version takes over, for people: what comes first, what each share needs, what ends it early."""
+    shares = shares_of(plan)
+    needs = f"held {plan.hold_ms} ms and until {plan.samples_min} answers passed the gates"
+    copies = (
+        f"First it gets copies of all requests: what it answers is compared and nobody gets it, {needs}. "
+        if plan.shadow
+        else ""
+    )
+    return (
+        f"Version {version} is loaded beside {before} and answers its golden requests. {copies}"
+        f"Then it takes {shares} % of the keys, each share {needs}. "
+        f"A breach takes it back at once, also before {plan.samples_min} answers: these are needed to go on, not to "
+        "stop."
+    )
+
+
+def shares_of(plan: Plan) -> str:
+    """In percent, as they follow each other."""
+    return " -> ".join(f"{share * 100 / FULL:g}" for share in plan.steps)

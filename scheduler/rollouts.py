@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.actors import named, named_first
+from scheduler.actors import named
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
@@ -27,7 +27,8 @@ from scheduler.rollout import (
     promoted,
     resumed,
 )
-from scheduler.rollout_plan import plan_of
+from scheduler.rollout_back import ignored, undo
+from scheduler.rollout_plan import plan_of, shares_of, taking_over
 from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.variants import (
@@ -185,18 +186,16 @@ def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, varian
     model.rollouts[variant] = rollout
     step.state.rolling[model.model] = None
     start_unit(step, model, variant, accepted, rollout.part_of(model.replicas_wanted))
-    shares = " -> ".join(f"{share / 100:g}" for share in plan.steps)
     step.decide(
         "rollout_started",
         model.model,
-        f"Version {version} is loaded beside {model.version}, answers its golden requests, and then takes {shares} % "
-        f"of the keys, each share held {plan.hold_ms} ms and until {plan.samples_min} answers passed the gates.",
+        taking_over(plan, version, model.version),
         chosen={
             "rollout": rollout.rollout,
             "variant": variant,
             "version": version,
             "version_before": model.version,
-            "steps": shares,
+            "steps": shares_of(plan),
             "actor": actor,
         },
         do_nothing=f"Version {model.version} would go on alone.",
@@ -211,12 +210,12 @@ def rollout_order(step: Step, record: RolloutOrder) -> None:
     model = step.state.models.get(record.model)
     rollout = model.rollouts.get(record.variant) if model is not None else None
     if model is None:
-        _ignored(step, record, f"No model of that name is declared.{did_you_mean(record.model, step.state.models)}")
+        ignored(step, record, f"No model of that name is declared.{did_you_mean(record.model, step.state.models)}")
     elif rollout is None and record.order == "undo":
-        _undo(step, model, record)
+        undo(step, model, record)
     elif rollout is None:
         known = ", ".join(model.rollouts) or "none"
-        _ignored(step, record, f"No rollout of variant {record.variant!r} is under way (under way: {known}).")
+        ignored(step, record, f"No rollout of variant {record.variant!r} is under way (under way: {known}).")
     else:
         _order(step, model, rollout, record)
 
@@ -241,31 +240,9 @@ def _order(step: Step, model: ModelState, rollout: RolloutState, record: Rollout
                 after = ended(rollout, "aborted", f"Aborted by {actor}.", step.now_ms)
                 said = Said("rollout_aborted", f"Aborted by {actor}: no key goes to {rollout.version} any more.")
     if after is None:
-        _ignored(step, record, why_not(model, rollout, record.order))
+        ignored(step, record, why_not(model, rollout, record.order))
         return
     _become(step, model, rollout, after, said)
-
-
-def _ignored(step: Step, record: RolloutOrder, why: str) -> None:
-    step.decide("rollout_ignored", record.model, why, chosen={"order": record.order, "actor": record.actor})
-
-
-def _undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
-    """The version before the rollout that was completed last comes back, all at once, new before old."""
-    done = [one for one in model.rollout_history if one.ending == "completed" and one.version == model.version]
-    if not done or model.status == "deleting" or model.rollouts:
-        _ignored(step, record, f"Its version {model.version} did not come by a rollout that can be taken back now.")
-        return
-    last = done[-1]
-    take_over(step, model, accept(bytes(last.spec_before), step.settings.topics))
-    step.decide(
-        "rollout_undone",
-        model.model,
-        f"{named_first(record.actor)} takes {last.rollout} back: version {last.version_before} replaces "
-        f"{last.version}, its replicas are placed beside those of {last.version}.",
-        chosen={"rollout": last.rollout, "version": last.version_before, "actor": record.actor},
-        do_nothing=f"Version {last.version} would stay.",
-    )
 
 
 # ---------------------------------------------------------------- what happens

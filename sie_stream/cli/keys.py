@@ -25,6 +25,7 @@ from sie_stream.cli.output import (
     tell,
     with_examples,
 )
+from sie_stream.cli.plain_topics import plain_in_words, plain_topics
 from sie_stream.cli.since import shown_time
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.env_settings import load_settings
@@ -136,9 +137,10 @@ def shred_(
 ) -> None:
     """Remove every data key of a person: nobody can ever read what was encrypted for them. It cannot be undone.
 
-    Kafka takes the keys off its disks within a day. Fields marked `hash` stay hashes. Requests of that person that are
-    answered later are encrypted with a new key; when some were under way, run it again after them. Exit code 1 when
-    nothing was ever held for that person.
+    Kafka takes the keys off its disks within a day. Requests and work items are not encrypted: it says which topics may
+    still hold what the person sent, and until when their retention keeps that. Fields marked `hash` stay hashes.
+    Requests of that person that are answered later are encrypted with a new key; when some were under way, run it again
+    after them. Exit code 1 when nothing was ever held for that person.
 
     \b
     Examples:
@@ -148,17 +150,22 @@ def shred_(
     person, named = named_person(subject, key_hex)
     name = Keyring(_folder(ring)).subject_of(person)
     with _changing(bootstrap_servers) as (settings, readers, writer):
-        found = KafkaAdmin.of(settings).describe([settings.topics.keys]).get(settings.topics.keys)
+        described = KafkaAdmin.of(settings).describe_all(settings.topic_prefix)
+        found = next((one for one in described if one.topic == settings.topics.keys), None)
         if found is not None and is_held(found):
             raise ConfigError(
                 f"{found.topic} is under a legal hold, which keeps what is to be shredded: release it first"
             )
         told = (round(time.time() * 1_000), getpass.getuser(), reason)
         fact, removed = shred(readers, writer, settings.topics, name, told)
+        plain = plain_topics(settings.topics, described, told[0])
     if output is OutputFormat.JSON:
-        show_json({"subject": fact.subject, "removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms})
+        still = [msgspec.to_builtins(topic) for topic in plain]
+        counts = {"removed": removed, "data_keys": len(fact.data_keys), "at_ms": fact.at_ms}
+        show_json({"subject": fact.subject, **counts, "plain": still})
     else:
-        console.print("\n".join(shredded_in_words(named, fact, removed)), highlight=False, markup=False)
+        lines = [*shredded_in_words(named, fact, removed), *plain_in_words(plain)]
+        console.print("\n".join(lines), highlight=False, markup=False)
 
 
 def named_person(subject: str, key_hex: str) -> tuple[bytes, str]:

@@ -56,7 +56,8 @@ def apply(
     """Declare models: new ones are placed and loaded, changed ones are replaced without a gap.
 
     Waits until what was applied serves; exit 1 when it could not be loaded, also while an older version goes on. What a
-    rollout brings is not waited for.
+    rollout brings is not waited for. A breached gate may take a rollout back before its `samples_min` answers: these
+    are needed to go on, not to stop.
 
     \b
     Examples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +25,7 @@ from sie_stream.cli.output import (
     show_rows,
     with_examples,
 )
+from sie_stream.cli.rollout_follow import Changes, End, Watched, ends_of, from_there, under_way
 from sie_stream.cli.rollout_view import HISTORY, history_rows, history_table_rows, picture, status_rows
 from sie_stream.cli.workers import cluster_state, fold, from_snapshot
 from sie_stream.commands import RolloutOrder, StartRollout
@@ -65,6 +66,9 @@ def start(
 ) -> None:
     """Roll a version out, by its declared steps or by 10, 20, 50, 100 %; exit code 1 if it is refused.
 
+    Each step needs its `hold_ms` and `samples_min` answers to go on. A breached gate takes it back at once, also before
+    so many answers.
+
     \b
     Examples:
       sie-stream rollout start -f churn-v2.yaml
@@ -91,11 +95,16 @@ def _parts(share: float) -> int:
 @app.command()
 def status(
     model: Annotated[str, typer.Argument(help="Only this model; default: all that roll something out.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-F", help="A live table until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-F", help="Until it ends: a live table, or a line for each change in a pipe.")
+    ] = False,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """What is rolled out now: every step with its share, samples and gates, and why it waits.
+
+    With --follow it ends with what was under way: exit code 0 when that completed, or when nothing was under way; 1
+    when any was rolled back, aborted or refused.
 
     \b
     Examples:
@@ -103,23 +112,48 @@ def status(
       sie-stream rollout status churn-eu --follow
     """
     connection = Connection.open(bootstrap_servers)
-    if model and follow:
-        _known(cluster_state(connection), model)
-    if not follow:
-        state = cluster_state(connection)
-        _known(state, model)
-        if output is OutputFormat.JSON:
-            show_json(status_rows(state, model))
-        else:
-            console.print(picture(state, model))
-        return
+    state = cluster_state(connection)
+    _known(state, model)
+    watched = under_way(state, model)
+    if follow and watched:
+        _follow(connection, state, model, watched, output)
+    elif output is OutputFormat.JSON:
+        show_json(status_rows(state, model))
+    else:
+        console.print(picture(state, model))
+
+
+def _follow(
+    connection: Connection, first: ClusterState, model: str, watched: Sequence[Watched], output: OutputFormat
+) -> None:
+    """Until all of `watched` ended. Raises Exit with code 1 when any did not complete."""
+    states = from_there(first, followed(connection))
     if output is OutputFormat.JSON:
-        for state in followed(connection):
-            typer.echo(json.dumps(status_rows(state, model)))
-        return
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-        for state in followed(connection):
-            live.update(picture(state, model), refresh=True)
+        ends = _shown(states, watched, lambda state: typer.echo(json.dumps(status_rows(state, model))))
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            ends = _shown(states, watched, lambda state: live.update(picture(state, model), refresh=True))
+    else:
+        changes = Changes(watched)
+
+        def tell_changes(state: ClusterState) -> None:
+            for line in changes.lines(state):
+                typer.echo(line)  # flushes: whoever reads a pipe sees each line when it comes
+
+        ends = _shown(states, watched, tell_changes)
+    if any(end.ending != "completed" for end in ends):
+        raise typer.Exit(1)
+
+
+def _shown(
+    states: Iterator[ClusterState], watched: Sequence[Watched], show: Callable[[ClusterState], object]
+) -> list[End]:
+    for state in states:
+        show(state)
+        ends = ends_of(state, watched)
+        if len(ends) == len(watched):
+            return ends
+    raise AssertionError("the log has no end")
 
 
 @app.command()
@@ -194,6 +228,8 @@ def undo(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Back to the version before: aborts what is under way, or replaces what was completed last.
+
+    `rollout history` shows it. What did not come by a rollout is replaced by applying the older declaration.
 
     \b
     Examples:

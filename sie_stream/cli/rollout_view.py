@@ -20,9 +20,11 @@ from sie_stream.ids import variant_unit
 from sie_stream.sketch import quantile
 
 ROLLOUTS = ("model", "variant", "version", "phase", "step", "share", "replicas", "note")
-STEPS = ("share", "state", "held_s", "samples", "errors", "p99_ms", "stable_p99_ms", "gates")
+STEPS = ("share", "state", "held_s", "samples", "samples_min", "errors", "p99_ms", "stable_p99_ms", "gates")
 HISTORY = ["ended", "model", "version", "ending", "took_s", "steps", "why"]
 ENDED_SHOWN = 3
+SHADOW = "shadow"
+"""The step before the first share: copies of requests are compared, and nothing is answered by them."""
 
 
 def status_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
@@ -41,13 +43,15 @@ def _row(state: ClusterState, model: ModelState, rollout: RolloutState) -> dict[
     unit = state.models.get(variant_unit(model.model, rollout.variant))
     ready = sum(replica.state == "ready" for replica in unit.replicas) if unit else 0
     waits = [] if unit is None else [unit.message]
+    phase = SHADOW if rollout.shadow else rollout.phase
+    note = rollout.holding or " ".join(filter(None, waits))
     return {
         "model": model.model,
         "rollout": rollout.rollout,
         "variant": rollout.variant,
         "version": f"{rollout.version_before} -> {rollout.version}",
-        "phase": f"{rollout.phase}, paused by {rollout.paused}" if rollout.paused else rollout.phase,
-        "step": f"{rollout.step + 1}/{len(rollout.plan.steps)}",
+        "phase": f"{phase}, paused by {rollout.paused}" if rollout.paused else phase,
+        "step": SHADOW if rollout.shadow else f"{rollout.step + 1}/{len(rollout.plan.steps)}",
         "share": _percent(rollout.share),
         "replicas": f"{ready}/{unit.replicas_wanted if unit else 0}",
         "held_s": round((state.now_ms - rollout.since_ms) / 1_000, 1),
@@ -55,21 +59,28 @@ def _row(state: ClusterState, model: ModelState, rollout: RolloutState) -> dict[
         "samples_min": rollout.plan.samples_min,
         "errors": rollout.new.failed + rollout.new.expired,
         "gates": _gates(rollout.gates),
-        "note": rollout.holding or " ".join(filter(None, waits)),
+        "note": "; ".join(filter(None, [note, _shadow_note(rollout)])),
         "gate_results": [msgspec.to_builtins(gate) for gate in rollout.gates],
         "steps": step_rows(rollout, state.now_ms),
         "route_held": model.route_wait is None,
     }
 
 
+def _shadow_note(rollout: RolloutState) -> str:
+    if not rollout.shadow:
+        return ""
+    seen = f"{rollout.new.samples} of {rollout.plan.samples_min} samples"
+    return f"copies are compared, nothing is answered by it: {seen}"
+
+
 def step_rows(rollout: RolloutState, now_ms: int) -> list[dict[str, Any]]:
     """Every step of the plan: those that passed, the present one, and what is to come."""
     last = len(rollout.steps) - 1
     rows = [
-        _step(seen, _left_as(seen, rollout.ending if number == last else None))
+        _step(seen, _left_as(seen, rollout.ending if number == last else None), rollout.plan.samples_min)
         for number, seen in enumerate(rollout.steps)
     ]
-    if rollout.phase in ("serving", "adopting") and rollout.step >= 0:
+    if rollout.shadow or (rollout.phase in ("serving", "adopting") and rollout.step >= 0):
         new = rollout.new
         here = StepSeen(
             rollout.share,
@@ -82,10 +93,13 @@ def step_rows(rollout: RolloutState, now_ms: int) -> list[dict[str, Any]]:
             quantile(rollout.old.latency, 0.99),
             rollout.gates,
         )
-        rows.append(_step(here, "adopting" if rollout.phase == "adopting" else "now"))
+        rows.append(_step(here, "adopting" if rollout.phase == "adopting" else "now", rollout.plan.samples_min))
     if rollout.phase != "ended":
-        ahead = rollout.plan.steps[rollout.step + 1 :]
-        rows += [dict.fromkeys(STEPS) | {"share": _percent(share), "state": "to come"} for share in ahead]
+        ahead = [_share(share) for share in rollout.plan.steps[rollout.step + 1 :]]
+        if rollout.plan.shadow and rollout.phase == "loading":
+            ahead = [SHADOW, *ahead]
+        to_come = {"state": "to come", "samples_min": rollout.plan.samples_min}
+        rows += [dict.fromkeys(STEPS) | to_come | {"share": share} for share in ahead]
     return rows
 
 
@@ -96,12 +110,13 @@ def _left_as(seen: StepSeen, ending: Ending | None) -> str:
     return f"promoted by {seen.promoted_by}" if seen.promoted_by else "passed"
 
 
-def _step(seen: StepSeen, state: str) -> dict[str, Any]:
+def _step(seen: StepSeen, state: str, samples_min: int) -> dict[str, Any]:
     return {
-        "share": _percent(seen.share),
+        "share": _share(seen.share),
         "state": state,
         "held_s": round((seen.ended_ms - seen.started_ms) / 1_000, 1),
         "samples": seen.samples,
+        "samples_min": samples_min,
         "errors": seen.errors,
         "p99_ms": _ms(seen.p99_ms),
         "stable_p99_ms": _ms(seen.stable_p99_ms),
@@ -159,7 +174,7 @@ def picture(state: ClusterState, model: str) -> Group:
     ]
     if not parts:
         parts = [Text("no rollout is under way")]
-        if ended and model:
+        if ended and model and ended[-1]["steps"]:
             parts += [Text(f"the last one, {ended[-1]['version']}:"), _table(STEPS, ended[-1]["steps"], indent=2)]
     return Group(*parts, *[Text(line, style="dim") for line in lines])
 
@@ -185,6 +200,11 @@ def _gates(gates: Sequence[GateResult]) -> list[str]:
     """Those that do not pass, each with its numbers; else how many pass."""
     bad = [f"{gate.verdict}: {gate}" for gate in gates if gate.verdict != "pass"]
     return bad or ([f"{len(gates)} pass"] if gates else [])
+
+
+def _share(share: int) -> str:
+    """Of a step: 0 is the one with copies only."""
+    return _percent(share) if share else SHADOW
 
 
 def _percent(share: int) -> str:

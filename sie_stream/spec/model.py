@@ -174,7 +174,9 @@ class Rollout(Part):
         (10, 20, 50, 100), "Percent of traffic at each step, rising to 100.", [10, 20, 50, 100], min_length=1
     )
     hold_ms: Milliseconds = _say(15_000, "Shortest time at each step.", 15_000)
-    samples_min: int = _say(200, "Fewest answers judged at each step.", 200, ge=1)
+    samples_min: int = _say(
+        200, "Fewest answers before a step is passed; a breach may undo the rollout before.", 200, ge=1
+    )
     shadow: bool = _say(False, "Send copies first, never answering from them.", True)
     gates: Gates = _say(Gates(), "What stops a rollout and undoes it.", {"error_rate_max": 0.02})
     pins: Annotated[tuple[Pin, ...], Strict(False)] = _say(

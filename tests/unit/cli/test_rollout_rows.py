@@ -6,10 +6,12 @@ import io
 
 from rich.console import Console
 
+from scheduler.state import from_bytes, to_bytes
 from sie_stream.cli.rollout_view import history_rows, history_table_rows, picture, status_rows
 from sie_stream.commands import RolloutOrder
 from sie_stream.control import InstanceRow
-from tests.unit.scheduler.rolling import ALIVE, UNIT, Rolling, answered
+from tests.unit.scheduler.kit import spec_json
+from tests.unit.scheduler.rolling import ALIVE, QUICK, UNIT, Rolling, answered
 
 
 def test_status_and_history() -> None:
@@ -85,3 +87,55 @@ def test_a_step_that_somebody_ended_did_not_fail() -> None:
     cluster.append(RolloutOrder("churn", "abort", actor="ada"))
     [ended] = history_rows(cluster.machine.state)
     assert [(one["share"], one["state"]) for one in ended["steps"]] == [("10 %", "passed"), ("20 %", "aborted")]
+
+
+def test_a_shadow_is_called_so_with_its_samples() -> None:
+    """Copies at 0 % of the keys look like a rollout that does nothing."""
+    cluster = Rolling()
+    state = cluster.machine.state
+    cluster.roll(rollout={**QUICK, "steps": [50, 100], "shadow": True})
+    [row] = status_rows(state)
+    assert [(one["share"], one["state"]) for one in row["steps"]][:2] == [("shadow", "to come"), ("50 %", "to come")]
+    cluster.make_ready(UNIT)
+    cluster.windows(new=answered(60))
+    [row] = status_rows(state)
+    assert (row["phase"], row["step"], row["share"]) == ("shadow", "shadow", "0 %")
+    assert "copies are compared, nothing is answered by it: 60 of 100 samples" in row["note"]
+    [now, *ahead] = row["steps"]
+    assert (now["share"], now["state"], now["samples"], now["samples_min"]) == ("shadow", "now", 60, 100)
+    assert [(one["share"], one["state"]) for one in ahead] == [("50 %", "to come"), ("100 %", "to come")]
+    cluster.windows(new=answered(60))
+    cluster.windows(new=answered(200, score=0.9))
+    [ended] = history_rows(state)
+    steps = [(one["share"], one["state"], one["samples"]) for one in ended["steps"]]
+    assert steps[0] == ("shadow", "passed", 120)
+    assert history_table_rows([ended])[0]["steps"] == "shadow 50%"
+
+
+def test_what_is_promoted_while_it_loads_was_no_shadow() -> None:
+    cluster = Rolling()
+    cluster.apply(spec_json(version="2.0.0", rollout={**QUICK, "shadow": True}))
+    cluster.append(RolloutOrder("churn", "pause", actor="ada"))
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "promote", actor="ada"))
+    [row] = status_rows(cluster.machine.state)
+    assert [one["share"] for one in row["steps"]] == ["100 %"]
+
+
+def test_what_was_taken_back_is_in_the_history() -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    cluster.append(RolloutOrder("churn", "promote", actor="ada"))
+    cluster.make_ready()
+    cluster.wait(500, ALIVE)
+    cluster.append(RolloutOrder("churn", "undo", actor="ada"))
+    ended = history_rows(cluster.machine.state)
+    assert [(one["ending"], one["from"], one["version"], one["actor"]) for one in ended][1:] == [
+        ("undone", "2.0.0", "1.0.0", "ada")
+    ]
+    assert ended[-1]["why"].startswith(f"ada takes {ended[0]['rollout']} back: version 1.0.0 replaces 2.0.0")
+    assert history_table_rows(ended)[-1]["steps"] == "none"
+    restored = from_bytes(to_bytes(cluster.machine.state))
+    assert restored is not None
+    assert history_rows(restored) == ended

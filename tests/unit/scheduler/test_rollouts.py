@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from scheduler.state import from_bytes, to_bytes
-from sie_stream.commands import RolloutOrder
+from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.control import (
     ApplyModel,
     DeleteModel,
@@ -261,6 +261,17 @@ def test_pause_resume_promote_and_undo() -> None:
     assert cluster.model().version == "1.0.0"
     cluster.append(RolloutOrder("churn", "undo"))
     assert cluster.rollout_decisions()[-2:] == ["rollout_undone", "rollout_ignored"]
+    assert [one.ending for one in cluster.model().rollout_history] == ["completed", "undone"]
+
+
+def test_an_undo_that_cannot_be_says_what_to_do_instead() -> None:
+    cluster = Rolling()
+    [said] = decisions(cluster.append(RolloutOrder("churn", "undo", actor="ada")))
+    assert said.kind == "rollout_ignored"
+    assert "apply its declaration: `sie-stream apply -f FILE`" in said.reason
+    cluster.append(StartRollout(Raw(spec_json(version="2.0.0")), "b", 1_000, "ada"))
+    said = decisions(cluster.append(RolloutOrder("churn", "undo", actor="ada")), "rollout_ignored")[0]
+    assert "`sie-stream rollout abort churn --variant b`" in said.reason
 
 
 def test_what_people_order_is_answered_with_what_follows() -> None:
@@ -351,3 +362,16 @@ def test_a_version_applied_before_anything_has_served_is_not_rolled_out() -> Non
     cluster.apply(spec_json("fresh", rollout=QUICK))
     commands = cluster.apply(spec_json("fresh", version="2.0.0", rollout=QUICK))
     assert kinds(commands)[0] == "model_accepted"
+
+
+def test_whoever_starts_one_reads_what_comes_first_and_what_ends_it_early() -> None:
+    said: dict[bool, str] = {}
+    for shadow in (False, True):
+        cluster = Rolling()
+        commands = cluster.apply(spec_json(version="2.0.0", rollout={**QUICK, "shadow": shadow}))
+        [said[shadow]] = [one.reason for one in decisions(commands) if one.kind == "rollout_started"]
+    for reason in said.values():
+        assert "takes 10 -> 20 -> 50 -> 100 % of the keys" in reason
+        assert "A breach takes it back at once, also before 100 answers" in reason
+    copies = "First it gets copies of all requests: what it answers is compared and nobody gets it"
+    assert (copies in said[False], copies in said[True]) == (False, True)
