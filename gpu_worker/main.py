@@ -209,7 +209,8 @@ class WorkerProcess:
         # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
         # But the loop, which sends the heartbeats, must not wait for a topic that somebody deleted: samples and token
         # deltas go by it, and two seconds of silence are a lost worker.
-        reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, unknown_budget_s=0.0)
+        hurried = (names.telemetry, names.tokens)
+        reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, without_waiting=hurried)
         engines = self._engines()
         runner = TransactionRunner(writer, work, clock, names.prefix)
         committer = ThreadCommitter(runner, engines.wake)

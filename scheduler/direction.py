@@ -34,6 +34,7 @@ from scheduler.traffic import (
     TrafficState,
     direct,
 )
+from sie_stream.ids import base_of
 
 REQUESTS_MIN = 20
 """Fewer in one round say more about chance than about workers."""
@@ -51,7 +52,9 @@ def slice_devices(step: Step, tallies: Mapping[str, LoadTally]) -> Mapping[str, 
     for model in state.models.values():
         if model.status != "accepted" or model.launch.backend not in DECODING:
             continue
-        ready = [replica for replica in model.replicas if replica.state == "ready"]
+        if model.rollouts or base_of(model.model) != model.model:
+            continue  # versions are compared: neither may have a device to itself that the other has not
+        ready = [replica for replica in model.replicas if replica.state == "ready" and replica.down is None]
         devices = {_slot((replica.worker, device)): replica.worker for replica in ready for device in replica.spans}
         tenant = _tenant(state, model, tallies.get(model.model, LoadTally()), sorted(devices))
         if devices and tenant.load >= IDLE:

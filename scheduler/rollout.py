@@ -274,7 +274,7 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if state.new.samples < state.plan.samples_min:
         few = f"too few samples of the new version: {state.new.samples} of {state.plan.samples_min}"
         return _hold(state, few, quiet=True)
-    if now_ms - state.answered_ms > STATS_LOST_MS:
+    if state.answered_ms and now_ms - state.answered_ms > STATS_LOST_MS:
         # It may hang, and then it has no errors and no latencies: its last good ones prove nothing.
         return _hold(state, f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s")
     unsure = [gate for gate in state.gates if gate.verdict == "unsure"]

@@ -32,6 +32,7 @@ from sie_stream.auditing.requests import RequestAudit
 from sie_stream.cli.audit_contents import Payloads, write_tables
 from sie_stream.cli.audit_models import write_models
 from sie_stream.cli.audit_requests import Cut, Range, cut_of, in_words, verified
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
 from sie_stream.cli.since import since_ms
 from sie_stream.cli.trace_lookup import Routes
@@ -141,7 +142,8 @@ def _fill(
     cut = cut_of(connection, reader, routes, asked)
     report = verified(connection, reader, routes, cut)
     _write(folder / "verify.json", {"proven": report.proven, **msgspec.to_builtins(report)})
-    payloads = Payloads(reader, routes, settings.topics, secret, key_table_of(connection))
+    declared = declared_outputs(reader, settings.topics, connection.reader)
+    payloads = Payloads(reader, routes, settings.topics, secret, key_table_of(connection), declared)
     rows = write_tables(folder, connection, reader, routes, cut, payloads)
     _write_schemas(folder / "schemas")
     models, gone = write_models(folder / "models", reader, settings.topics, payloads.answered)

@@ -28,7 +28,6 @@ from sie_stream.cli.audit_tables import (
     result_row,
     work_row,
 )
-from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.output import tell
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.trace_lookup import Routes
@@ -43,7 +42,7 @@ from sie_stream.ids import TopicNames, TopicPartition, base_of, derived_request_
 from sie_stream.input_schema import InputValidator, compile_schema
 from sie_stream.ports import LogReader
 from sie_stream.privacy.datakeys import KeyTable
-from sie_stream.privacy.declared import Shreds
+from sie_stream.privacy.declared import DeclaredOutputs, Shreds
 from sie_stream.privacy.rules import WITHHELD
 from sie_stream.records import TRACEPARENT_HEADER, DeadLetter, InferenceRequest, LogRecord, Result, header
 from sie_stream.spec.model import NAME_PATTERN
@@ -72,7 +71,15 @@ def declared_rows(reader: LogReader, topic: str, tell: Callable[[str], None]) ->
 class Payloads:
     """Hides personal data by the schemas that are in force. A payload that no schema is known for is left out."""
 
-    def __init__(self, reader: LogReader, routes: Routes, names: TopicNames, key: bytes, keys: KeyTable) -> None:
+    def __init__(
+        self,
+        reader: LogReader,
+        routes: Routes,
+        names: TopicNames,
+        key: bytes,
+        keys: KeyTable,
+        declared: DeclaredOutputs,
+    ) -> None:
         self._routes = routes
         self._key = key
         self.left_out: dict[str, int] = {}
@@ -80,7 +87,7 @@ class Payloads:
         """Results whose encrypted values can never be read."""
         self.answered: dict[tuple[str, str], int] = {}
         """Results by model and version."""
-        self._declared = declared_outputs(reader, names)
+        self._declared = declared
         self._shreds = Shreds(keys, self._declared)
         self._work = names.work("")
         self._inputs: dict[str, tuple[str, ...]] = {}

@@ -93,7 +93,7 @@ def verified(connection: Connection, reader: KafkaReader, routes: Routes, cut: C
     """Reads the request, work, output and result topics of the range, and all of sie.decisions."""
     names = connection.settings.topics
     verifier = RequestVerifier(cut.streams, cut.works, _deeds(reader, names.decisions))
-    shreds = Shreds(key_table_of(connection), declared_outputs(reader, names))
+    shreds = Shreds(key_table_of(connection), declared_outputs(reader, names, connection.reader))
     with progress_bars() as progress:
         _read_requests(reader, routes, cut, verifier, progress)
         for record in tracked(reader, spans_of(cut.works), progress, "work items"):

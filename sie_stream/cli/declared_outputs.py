@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import msgspec
 from msgspec import Raw
@@ -21,13 +22,16 @@ class _Spec(msgspec.Struct):
     output_schema: Raw = Raw(NO_SCHEMA)
 
 
-def declared_outputs(reader: LogReader, names: TopicNames) -> DeclaredOutputs:
-    """Reads sie.models now, and sie.cluster once a version is asked for that is not in force."""
+def declared_outputs(reader: LogReader, names: TopicNames, open_reader: Callable[[], LogReader]) -> DeclaredOutputs:
+    """Reads sie.models now, and sie.cluster once a version is asked for that is not in force: with a reader of its own,
+    since `reader` may be in the middle of the results that are asked about.
+    """
 
     def history() -> Iterator[Declaration]:
         from sie_stream.cli.replaying.declared import declarations  # the scheduler's fold: a second, and rarely needed
 
-        yield from declared_in(VersionBook(declarations(reader, names)))
+        with closing(open_reader()) as own:
+            yield from declared_in(VersionBook(declarations(own, names)))
 
     return DeclaredOutputs(_in_force(reader, names), history)
 

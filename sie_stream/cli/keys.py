@@ -211,7 +211,7 @@ def open_(ring: RingOption = None, bootstrap_servers: BootstrapOption = None) ->
     opener = Opener(key_table_of(connection), keyring)
     closed = 0
     with closing(connection.reader()) as reader:
-        declared = declared_outputs(reader, connection.settings.topics)
+        declared = declared_outputs(reader, connection.settings.topics, connection.reader)
         for place, result in read_results(sys.stdin):
             closed += _tell_opened(place, result, opener, declared)
     if closed:

@@ -195,7 +195,8 @@ class Collector:
         """Reads the data keys only where there is something that they could be needed for."""
         if not may_be_sealed(result.outputs):
             return False
-        return Shreds(key_table_of(self._connection), declared_outputs(self._reader, self._names)).reach(result)
+        declared = declared_outputs(self._reader, self._names, self._connection.reader)
+        return Shreds(key_table_of(self._connection), declared).reach(result)
 
     def _under_way(self, evidence: Evidence) -> Evidence:
         """How far the groups have come, and who has it now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
@@ -42,9 +42,9 @@ class _Outbox:
     """The producer, and the first delivery error since somebody asked."""
 
     def __init__(
-        self, config: Mapping[str, object], record_bytes_max: int, unknown_budget_s: float = UNKNOWN_BUDGET_S
+        self, config: Mapping[str, object], record_bytes_max: int, without_waiting: Collection[str] = ()
     ) -> None:
-        self._unknown_budget_s = unknown_budget_s
+        self._without_waiting = without_waiting
         self.producer = Producer({**config, "on_delivery": self._delivered}, logger=logger)
         self.record_bytes_max = record_bytes_max
         self._failed: LogError | None = None
@@ -85,9 +85,10 @@ class _Outbox:
             if isinstance(raised, KafkaException):
                 if kafka_error(raised).code() not in GONE_CODES:
                     raise from_exception(raised, doing) from raised
-                budget_s = self._unknown_budget_s
-                if budget_s > 0:
-                    self._refresh_metadata(write.topic)
+                if write.topic in self._without_waiting:
+                    raise Retriable(f"{doing}: {raised}") from raised
+                self._refresh_metadata(write.topic)
+                budget_s = UNKNOWN_BUDGET_S
             if time.monotonic() - started >= budget_s:
                 raise Retriable(f"{doing}: {raised}") from raised
             self.producer.poll(0.02)
@@ -273,16 +274,16 @@ class KafkaPlainWriter:
         overrides: Mapping[str, str] | None = None,
         record_bytes_max: int = RECORD_BYTES_MAX,
         delivery_timeout_ms: int = 30_000,
-        unknown_budget_s: float = UNKNOWN_BUDGET_S,
+        without_waiting: Collection[str] = (),
     ) -> None:
-        """unknown_budget_s: how long a write waits for a topic that is not there; 0: it does not, and the client looks
-        for the topic by itself.
+        """without_waiting: topics that a write does not wait for when they are not there; the client looks for them by
+        itself.
         """
         config = writer_config(bootstrap, None, record_bytes_max) | {
             "linger.ms": 2,
             "message.timeout.ms": delivery_timeout_ms,
         }
-        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max, unknown_budget_s)
+        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max, without_waiting)
         self._pulse = Pulse("nothing could be delivered")
         self._waiting = 0
 

@@ -31,13 +31,14 @@ class WithoutTopic:
         self.waited += seconds > 0
 
 
-@pytest.mark.parametrize(("budget_s", "waits"), [(0.0, False), (0.01, True)])
-def test_a_loop_that_must_go_on_waits_for_no_topic(
-    budget_s: float, waits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("topic", "waits"), [("sie.telemetry", False), ("sie.cluster", True)])
+def test_a_loop_that_must_go_on_waits_for_no_topic_but_the_one_whose_records_must_not_be_lost(
+    topic: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[WithoutTopic] = []
     monkeypatch.setattr(kafka_writer, "Producer", lambda *_a, **_o: made.append(WithoutTopic()) or made[-1])
-    writer = KafkaPlainWriter("nowhere:1", unknown_budget_s=budget_s)
+    monkeypatch.setattr(kafka_writer, "UNKNOWN_BUDGET_S", 0.01)
+    writer = KafkaPlainWriter("nowhere:1", without_waiting=("sie.telemetry", "sie.tokens"))
     with pytest.raises(Retriable):
-        writer.write([LogWrite("sie.telemetry", b"x", b"k", partition=0)])
+        writer.write([LogWrite(topic, b"x", b"k", partition=0)])
     assert (made[0].asked > 0, made[0].waited > 0) == (waits, waits)

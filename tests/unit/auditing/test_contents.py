@@ -8,15 +8,16 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet
 import pytest
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from schemas.codec import encode_cluster, encode_row
 from sie_stream.cli.audit_contents import GONE, NO_SCHEMA, REFUSED, UNFIT, WORDS, Payloads
 from sie_stream.cli.audit_tables import REQUESTS, RESULTS, TableFile, result_row
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.commands import ApplyModel
 from sie_stream.control import ModelRow, RouteRow
-from sie_stream.ids import TopicNames
+from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.provenance import dead_letter
@@ -61,7 +62,8 @@ def payloads(log: SimLog) -> Payloads:
 
 def payloads_of(log: SimLog) -> Payloads:
     reader = log.reader("g")
-    return Payloads(reader, Routes(reader, NAMES), NAMES, b"key", KeyTable())
+    declared = declared_outputs(reader, NAMES, lambda: log.reader("history"))
+    return Payloads(reader, Routes(reader, NAMES), NAMES, b"key", KeyTable(), declared)
 
 
 def test_marked_fields_of_inputs_and_outputs_are_hashed(payloads: Payloads) -> None:
@@ -167,3 +169,15 @@ def test_tables_keep_their_columns_and_come_back(tmp_path: Path) -> None:
     with TableFile(tmp_path / "empty.parquet", REQUESTS):
         pass
     assert pyarrow.parquet.read_table(tmp_path / "empty.parquet").num_rows == 0
+
+
+def test_looking_up_an_older_version_reads_no_result_away(log: SimLog) -> None:
+    log.admin().ensure([TopicSpec(NAMES.results, 1, {})])
+    log.plain_writer().write([LogWrite(NAMES.results, b"result", b"k") for _ in range(6)])
+    reader = log.reader("g")
+    declared = declared_outputs(reader, NAMES, lambda: log.reader("history"))
+    payloads = Payloads(reader, Routes(reader, NAMES), NAMES, b"key", KeyTable(), declared)
+    reader.assign({TopicPartition(NAMES.results, 0): 0})
+    first = reader.poll(2, 0)
+    payloads.outputs(structs.replace(result("people", b'{"name":"Ada"}'), version="0"))
+    assert len(first) + len(reader.poll(100, 0)) == 6

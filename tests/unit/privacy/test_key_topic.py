@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from schemas.codec import encode_row
 from sie_stream.cli.audit_contents import Payloads
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.keys import app, plain_outputs
 from sie_stream.cli.trace_lookup import Routes
 from sie_stream.control import ModelRow
@@ -270,7 +271,8 @@ def test_bundles_keep_protected_values_as_written_hash_older_plain_ones_and_coun
     log.sim.plain_writer().write([LogWrite(NAMES.models, encode_row(row), b"m")])
     log.shred("ada")
     reader = log.reader
-    payloads = Payloads(reader, Routes(reader, NAMES), NAMES, b"key", read_key_table(log.readers, NAMES))
+    declared = declared_outputs(reader, NAMES, lambda: log.sim.reader("history"))
+    payloads = Payloads(reader, Routes(reader, NAMES), NAMES, b"key", read_key_table(log.readers, NAMES), declared)
 
     def result(outputs: bytes) -> Result:
         origin = Provenance("sie.requests", 0, 1)

@@ -6,10 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 from scheduler.traffic import RELIEF_MS, SHARES
+from sie_stream.commands import StartRollout
 from sie_stream.control import RouteRow, WorkerLoad
+from sie_stream.engine_facts import EngineLost, EngineModel
 from sie_stream.loads import DeviceLoad, ModelLoad
 from tests.unit.scheduler.kit import Cluster, decisions, joined, spec_json
 
@@ -210,3 +212,23 @@ def test_when_the_worker_that_decodes_is_lost_the_reserve_has_the_keys() -> None
     cluster.fence(cluster.wait(30_000, rest))
     assert set(cluster.owners("a").values()) == {rest[0][0]}
     assert sum(cluster.row("routes", "a", RouteRow).shares) in (0, SHARES)
+
+
+def test_while_the_engine_that_decodes_is_loaded_again_the_reserve_has_keys() -> None:
+    cluster = decoding()
+    decode_rounds(cluster, 4)
+    gone, incarnation = next(one for one in ALIVE[:2] if shares_of(cluster, "a")[one[0]])
+    replica = next(one for one in cluster.machine.state.models["a"].replicas if one.worker == gone)
+    model = EngineModel("a", cluster.machine.state.models["a"].version, replica.placement_epoch)
+    cluster.append(EngineLost(gone, incarnation, replica.device, "sglang", "SIGSEGV", (model,)))
+    decode_rounds(cluster, 4)
+    assert any(share for worker, share in shares_of(cluster, "a").items() if worker != gone)
+
+
+def test_versions_that_are_compared_take_no_turns() -> None:
+    cluster = decoding()
+    spec = spec_json("a", version="2.0.0", backend={"name": "sglang"}, replicas={"min": 2, "max": 2})
+    cluster.append(StartRollout(Raw(spec), "b", 1_000, "ada"))
+    assert cluster.machine.state.models["a"].rollouts
+    decode_rounds(cluster, 4)
+    assert shares_of(cluster, "a") == {"w0": 5_000, "w1": 5_000}
