@@ -6,7 +6,9 @@ wait for pass images on their way to another tier.
 
 from __future__ import annotations
 
+import os
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -116,6 +118,9 @@ class EngineModels:
                     self._say(answer)
             except PeerClosed:
                 return
+            except Exception:  # noqa: BLE001  # the host waits for an answer that will not come: end, and be started anew
+                traceback.print_exc()
+                os._exit(1)
 
     def _moved(self, order: Order) -> FromEngine | None:
         match order:

@@ -19,6 +19,7 @@ from tests.decoders.families import SIZES, ask, load, prompts, save
 from tests.libraries.backends.misshapen import each_misshapen
 
 BARE = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "initializer_range")}
+BARE |= {"num_attention_heads": 32, "hidden_size": 256}  # what families take for num_key_value_heads divides it
 YARN = {"factor": 4.0, "original_max_position_embeddings": 40}
 
 
