@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +16,7 @@ from gpu_worker import engine_port
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
 from gpu_worker.edge.device_arena import DeviceArena
+from gpu_worker.edge.engine_ended import cause_of, oom_kills
 from gpu_worker.edge.engine_models import ArenaOption
 from gpu_worker.edge.engine_output import EngineOutput
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
@@ -73,7 +72,6 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-EXIT_WAIT_S = 2.0
 OUTPUT_WAIT_S = 1.0
 """For the last output of engines, when the worker ends."""
 
@@ -139,8 +137,10 @@ class EngineLinks:
         return {key: child.process.pid for key, child in self._children.items()}
 
     def start(self, engine: EngineKey) -> None:
-        """Start its process unless there is one."""
-        if engine not in self._children:
+        """Start its process unless there is one, or the end of the last one is still to be told: then models are loaded
+        again anyway, and this process would be taken for the one that ended."""
+        ended = any(isinstance(event, EngineDied) and event.engine == engine for event in self._events)
+        if engine not in self._children and not ended:
             self._start(engine)
 
     # ------------------------------------------------------------ EnginePort
@@ -174,8 +174,8 @@ class EngineLinks:
             return
         self._forget(child)
         child.process.kill()
-        if engine.device in self._arenas:
-            child.process.wait()  # its pages go to others now, and it may be just writing to them
+        if engine.device in self._arenas or self._tier_bytes:
+            child.process.wait()  # its pages or blocks go to others now, and it may be just writing to them
         self._killed.append(child.process)
 
     def poll(self, wait_ms: float) -> list[EngineEvent]:
@@ -214,17 +214,24 @@ class EngineLinks:
     # ------------------------------------------------------------ processes
 
     def _start(self, engine: EngineKey) -> None:
-        oom_kills = _oom_kills()
+        spare = self._spares.get(engine)
+        if spare is not None and spare.process.poll() is not None:
+            self._end_spare(engine)  # nobody listened to it: it ended some time ago
+        kills = oom_kills()
         child = self._spares.pop(engine, None) or self._launched(engine)
-        child.oom_kills = oom_kills
+        child.oom_kills = kills
         self._children[engine] = child
         self._by_fd[child.socket.fileno()] = child
         self._epoll.register(child.socket.fileno(), select.EPOLLIN)
 
     def _keep_spare(self, engine: EngineKey) -> None:
         """Only now that a model is loaded: before, it would take processor time from the one that loads."""
-        if engine.backend in self._spare_backends and engine not in self._spares:
+        if engine.backend not in self._spare_backends or engine in self._spares:
+            return
+        try:
             self._spares[engine] = self._launched(engine)
+        except OSError as error:  # the engine itself runs, and starts anew without one
+            sys.stderr.write(f"engine {engine.backend} on {engine.device}: no spare process: {error}\n")
 
     def _end_spare(self, engine: EngineKey) -> None:
         spare = self._spares.pop(engine, None)
@@ -318,7 +325,10 @@ class EngineLinks:
 
     def _died(self, child: _Child) -> None:
         self._forget(child)
-        self._events.append(EngineDied(child.key, _cause(child)))
+        self._events.append(EngineDied(child.key, cause_of(child.process, lambda: self._out_of_memory(child))))
+
+    def _out_of_memory(self, child: _Child) -> bool:
+        return oom_kills() > child.oom_kills if child.group is None else child.group.oom_kills() > 0
 
     def _forget(self, child: _Child) -> None:
         del self._children[child.key]
@@ -364,35 +374,3 @@ def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
             return SwitchFailed(engine, message.slot, message.message)
         case ImageMoved():
             return engine_port.ImageMoved(engine, message.slot, message.tier, message.message)
-
-
-def _cause(child: _Child) -> str:
-    """Why the process ended: its exit code, or the signal, or memory."""
-    try:
-        code = child.process.wait(EXIT_WAIT_S)
-    except subprocess.TimeoutExpired:
-        child.process.kill()
-        child.process.wait()
-        return "closed its socket"
-    if code >= 0:
-        return f"exit {code}"
-    if -code == signal.SIGKILL:
-        killed = _oom_kills() > child.oom_kills if child.group is None else child.group.oom_kills() > 0
-        return "SIGKILL (out of memory)" if killed else "SIGKILL"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _oom_kills() -> int:
-    """Processes the kernel has killed for memory since boot; 0 where it does not say."""
-    try:
-        text = Path("/proc/vmstat").read_text()
-    except OSError:
-        return 0
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return 0

@@ -125,6 +125,35 @@ def test_a_spare_takes_over_from_an_engine_that_was_killed() -> None:
     engines.links.close()
 
 
+def test_a_spare_that_ended_takes_nothing_over() -> None:
+    before = children()
+    engines = Engines(spares=["trouble"])
+    engines.load()
+    engines.wait_for(ModelLoaded)
+    first = engines.links.pids()[KEY]
+    (spare,) = children() - before - {first}
+    for pid in (spare, first):
+        os.kill(pid, signal.SIGKILL)
+    engines.wait_for(EngineDied)
+    wait_until(lambda: psutil.Process(spare).status() == psutil.STATUS_ZOMBIE, "the end of the spare")
+    engines.load(slot=2)
+    engines.wait_for(ModelLoaded, 2)
+    assert sum(isinstance(event, EngineDied) for event in engines.said) == 1
+    engines.links.close()
+
+
+def test_a_model_that_is_asked_for_while_an_end_is_still_to_be_told_starts_nothing(engines: Engines) -> None:
+    engines.load()
+    engines.wait_for(ModelLoaded)
+    os.kill(engines.links.pids()[KEY], signal.SIGKILL)
+    wait_until(lambda: (engines.links.unload(KEY, 1), not engines.links.pids())[1], "the end noticed while telling")
+    engines.load(slot=2)
+    assert not engines.links.pids()
+    engines.wait_for(EngineDied)
+    engines.load(slot=2)
+    engines.wait_for(ModelLoaded, 2)
+
+
 def test_memory_that_outlives_the_engine_is_inherited_and_given_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
     engines = Engines(kv_tier_bytes=1 << 20)
