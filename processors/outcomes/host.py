@@ -4,7 +4,8 @@ While no route has more than one variant it reads nothing but the routes. When o
 reading some windows back; the scheduler counts each window once, so a restart repeats windows and breaks none.
 
 A window is reported once everything that was on the topics when it closed is read. An open transaction hides what
-others committed behind it, and a window without that would look complete and not be.
+others committed behind it, and a window without that would look complete and not be. One that never ends (of a producer
+that is not ours) is told, and what it touches is reported as broken.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ IDLE_WAIT_MS = 500
 BUSY_WAIT_MS = 100
 POLL_MAX = 5_000
 WINDOWS_BACK = 4
+HIDDEN_MS = 60_000
+"""So long windows wait for what a transaction hides: more than one of ours may last. They count as broken then."""
 
 
 class Mark(Struct, frozen=True):
@@ -140,8 +143,15 @@ class OutcomesHost:
         if self._mark is None and self._latest is not None and book.is_due(now_ms):
             self._mark = Mark(now_ms, self._latest.end_offsets(self._partitions))
         mark = self._mark
-        if mark is None or any(self._reader.position(place) < end for place, end in mark.ends.items()):
+        if mark is None:
             return 0
+        hidden = [place for place, end in mark.ends.items() if self._reader.position(place) < end]
+        if hidden and now_ms - mark.at_ms < HIDDEN_MS:
+            return 0
+        if hidden:
+            at = {f"{place.topic}/{place.partition}": self._reader.position(place) for place in hidden}
+            self._watcher.event("results_hidden", by="a transaction that does not end", read_to=at)
+            book.lost(now_ms)
         self._mark = None
         return mark.at_ms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from processors.outcomes.host import OutcomesHost
+from processors.outcomes.host import HIDDEN_MS, OutcomesHost
 from processors.outcomes.windows import GRACE_MS, WINDOW_MS
 from processors.turns import Ports
 from schemas import codec
@@ -150,3 +150,20 @@ def test_what_is_written_after_a_window_closed_does_not_hold_it_up() -> None:
         writer.commit()
     [window] = world.windows()
     assert window.stats.ok == 7
+
+
+def test_a_transaction_that_never_ends_breaks_windows_and_does_not_keep_them_for_ever() -> None:
+    world = World()
+    host = world.host()
+    world.publish(*SPLIT)
+    world.run(host, 200)
+    world.answer(2)
+    foreign = world.log.transactional_writer("not.ours", transaction_timeout_ms=10 * HIDDEN_MS)
+    foreign.init()
+    foreign.begin()
+    foreign.write([LogWrite(NAMES.results, codec.encode_result(result()), b"k")])
+    world.run(host, HIDDEN_MS)
+    assert world.windows() == []
+    world.run(host, WINDOW_MS + GRACE_MS + 1_000)
+    [window] = world.windows()
+    assert (window.stats.ok, window.complete) == (2, False)
