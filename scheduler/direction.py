@@ -56,7 +56,7 @@ def slice_devices(step: Step, tallies: Mapping[str, LoadTally]) -> Mapping[str, 
             continue  # versions are compared: neither may have a device to itself that the other has not
         ready = [replica for replica in model.replicas if replica.state == "ready" and replica.down is None]
         devices = {_slot((replica.worker, device)): replica.worker for replica in ready for device in replica.spans}
-        tenant = _tenant(state, model, tallies.get(model.model, LoadTally()), sorted(devices))
+        tenant = _tenant(step, model, tallies.get(model.model, LoadTally()), sorted(devices))
         if devices and tenant.load >= IDLE:
             at[model.model] = devices
             tenants.append(tenant)
@@ -65,16 +65,25 @@ def slice_devices(step: Step, tallies: Mapping[str, LoadTally]) -> Mapping[str, 
     return {model: {at[model][device] for device in away} for model, away in slices.resting.items()}
 
 
-def _tenant(state: ClusterState, model: ModelState, tally: LoadTally, devices: Sequence[str]) -> Tenant:
+def shares_devices(state: ClusterState, model: ModelState) -> bool:
+    """Whether others decode where it does."""
+    slots = (_slot((replica.worker, device)) for replica in model.replicas for device in replica.spans)
+    return any(slot in state.slices.owners for slot in slots)
+
+
+def _tenant(step: Step, model: ModelState, tally: LoadTally, devices: Sequence[str]) -> Tenant:
     settled = bool(_directed_buckets(model)) and all(len(replica.spans) == 1 for replica in model.replicas)
     each_us = model.rules.request_us or model.busy.request_us
+    pressed = model.model in step.state.slices.pressed
+    # A queue wakes the reserve at once, and what was woken stays so as long as any relief: keys do not go to and fro.
+    woken = pressed and step.now_ms - model.directed_ms < RELIEF_MS
     return Tenant(
         model=model.model,
         devices=tuple(devices),
         load=model.busy.per_s * each_us / 1_000_000,
         may_rest=settled and len(devices) > 1,
-        queued=sum(tally.waiting.values()) > sum(tally.running.values()),
-        pressed=model.model in state.slices.pressed,
+        queued=woken or sum(tally.waiting.values()) > sum(tally.running.values()),
+        pressed=pressed,
     )
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from scheduler.autoscale import ScalePolicy, decide, first_state
 from scheduler.busy import engines_on_one, noticed
 from scheduler.demand import Load
-from scheduler.direction import direct_traffic, slice_devices
+from scheduler.direction import direct_traffic, shares_devices, slice_devices
 from scheduler.rebalance import want_rebalance, want_rebalance_soon
 from scheduler.relief import give_way, lacks_guarantee
 from scheduler.sleep import sleeps, want_replicas
@@ -168,7 +168,7 @@ def _policy(state: ClusterState, model: ModelState, load: Load) -> ScalePolicy:
     least = max(policy.replicas_min, 1) if unsettled else policy.replicas_min
     return structs.replace(
         policy,
-        sharing=engines_on_one(model.launch.backend),
+        sharing=engines_on_one(model.launch.backend) if shares_devices(state, model) else 1,
         replicas_min=least,
         replicas_max=max(min(policy.replicas_max, cap), least if unsettled else 0),
     )

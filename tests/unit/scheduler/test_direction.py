@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
+from scheduler.direction import shares_devices
 from scheduler.traffic import RELIEF_MS, SHARES
 from sie_stream.commands import StartRollout
 from sie_stream.control import RouteRow, WorkerLoad
@@ -232,3 +233,23 @@ def test_versions_that_are_compared_take_no_turns() -> None:
     assert cluster.machine.state.models["a"].rollouts
     decode_rounds(cluster, 4)
     assert shares_of(cluster, "a") == {"w0": 5_000, "w1": 5_000}
+
+
+def test_what_a_queue_woke_stays_awake_for_the_time_of_a_relief() -> None:
+    cluster = decoding()
+    decode_rounds(cluster, 4)
+    decode_rounds(cluster, 3, {"a": 30})
+    woken = cluster.machine.state.models["a"].directed_ms
+    decode_rounds(cluster, 3)
+    assert 0 not in shares_of(cluster, "a").values(), "a route for each queue would be a route for each round"
+    decode_rounds(cluster, RELIEF_MS // 2_000)
+    assert cluster.machine.state.models["a"].directed_ms >= woken + RELIEF_MS
+    assert 0 in shares_of(cluster, "a").values()
+
+
+def test_a_model_alone_on_its_devices_is_sized_for_all_of_them() -> None:
+    for models, shared in ((1, False), (2, True)):
+        cluster = decoding(models)
+        decode_rounds(cluster, 4)
+        state = cluster.machine.state
+        assert shares_devices(state, state.models["a"]) == shared
