@@ -65,6 +65,9 @@ def declared_rows(reader: LogReader, topic: str, tell: Callable[[str], None]) ->
         if name != row.model or not MODEL_NAME.fullmatch(name):
             tell(f"{topic}, key {name!r}: left out, its row is of the model {row.model!r}")
             del rows[name]
+        elif not bytes(row.spec).startswith(b"{"):
+            tell(f"{topic}, key {name!r}: left out, its declaration is no object")
+            del rows[name]
     return rows
 
 

@@ -89,6 +89,7 @@ def _write(path: Path, row: ModelRow) -> None:
 
 def _card_of(row: ModelRow) -> Path:
     """In the package's folder; where the declaration names a file of weights, beside it."""
-    uri = str(msgspec.json.decode(row.spec).get("source", {}).get("uri", ""))
-    source = Path(uri.removeprefix("file://"))
+    declared = msgspec.json.decode(row.spec).get("source")
+    uri = declared.get("uri", "") if isinstance(declared, dict) else ""
+    source = Path(str(uri).removeprefix("file://"))
     return (source.parent if source.suffix in WEIGHT_SUFFIXES else source) / MODEL_CARD

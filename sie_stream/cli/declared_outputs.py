@@ -44,4 +44,7 @@ def declared_in(book: VersionBook) -> Iterator[Declaration]:
 
 def _in_force(reader: LogReader, names: TopicNames) -> Iterator[Declaration]:
     for row in latest_rows(reader, names.models, lambda value: decode_row(value, ModelRow), tell).values():
-        yield row.model, row.version, bytes(msgspec.json.decode(row.spec, type=_Spec).output_schema)
+        try:
+            yield row.model, row.version, bytes(msgspec.json.decode(row.spec, type=_Spec).output_schema)
+        except msgspec.MsgspecError:
+            tell(f"{names.models}, key {row.model!r}: left out, its declaration is none")

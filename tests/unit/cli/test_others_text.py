@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from schemas.codec import encode_row
 from sie_stream.cli.audit_contents import declared_rows
+from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.output import SafeConsole, one_line, printable, table_of
 from sie_stream.cli.stream import _line
 from sie_stream.client.requests import InferenceResult
@@ -57,16 +58,17 @@ def test_the_line_of_a_result_stays_one(text: str) -> None:
     assert shown.count("\n") == 1, "the head, and the error below"
 
 
-def row(model: str) -> bytes:
-    return encode_row(ModelRow(model, "1", 1, Raw(b"{}"), "accepted", 0))
+def row(model: str, spec: bytes = b"{}") -> bytes:
+    return encode_row(ModelRow(model, "1", 1, Raw(spec), "accepted", 0))
 
 
 def test_a_record_that_is_no_row_is_told_and_hides_no_other() -> None:
     log = SimLog()
     log.admin().ensure([TopicSpec(TOPIC, 1, {})])
     writes = [(b"churn", row("churn")), (b"\xff\xfe", b"x"), (b"broken", b""), (b"../../evil", row("../../evil"))]
-    writes += [(b"other", row("churn"))]
+    writes += [(b"other", row("churn")), (b"listed", row("listed", b"[1]"))]
     log.plain_writer().write([LogWrite(TOPIC, value, key) for key, value in writes])
     told: list[str] = []
     assert list(declared_rows(log.reader("tools"), TOPIC, told.append)) == ["churn"]
-    assert len(told) == 4
+    assert len(told) == 5
+    assert declared_outputs(log.reader("tools"), TopicNames(), lambda: log.reader("more")).of("churn", "1") is not None
