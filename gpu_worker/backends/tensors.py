@@ -126,7 +126,7 @@ def tensor_in(content: mmap, dtype: torch.dtype, start: int, count: int) -> Tens
 
 
 def _getters(file: Path) -> dict[str, Callable[[], Tensor]]:
-    """Raises SafetensorError for a header that the library refuses, ValueError for a type that is not known here.
+    """Raises SafetensorError for a header that the library refuses.
 
     The library maps files for torch so that they can be written to, which counts as memory taken; it says whether the
     header is in order, and the tensors are looked up here.
@@ -134,10 +134,7 @@ def _getters(file: Path) -> dict[str, Callable[[], Tensor]]:
     with safe_open(file, framework="numpy"):
         content = mapped(file)
     header = _header(content)
-    for name, entry in header.entries.items():
-        if entry.dtype not in DTYPES:
-            raise ValueError(f"{file.name}: {name} is of type {entry.dtype!r}, not one of {', '.join(DTYPES)}")
-    return {name: partial(_tensor, content, header.data, entry) for name, entry in header.entries.items()}
+    return {name: partial(_tensor, file, name, content, header) for name in header.entries}
 
 
 def _header(content: mmap) -> _Header:
@@ -149,10 +146,16 @@ def _header(content: mmap) -> _Header:
     return _Header({name: msgspec.json.decode(raw, type=_Entry) for name, raw in told.items()}, data)
 
 
-def _tensor(content: mmap, data: int, entry: _Entry) -> Tensor:
+def _tensor(file: Path, name: str, content: mmap, header: _Header) -> Tensor:
+    """Raises ModelRefused for a type that is not known here: only then is it of no use that others of the file are."""
+    entry = header.entries[name]
+    dtype = DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise ModelRefused(
+            "weights_unreadable", f"{file}: {name} is of type {entry.dtype!r}, not one of {', '.join(DTYPES)}"
+        )
     start, end = entry.data_offsets
-    dtype = DTYPES[entry.dtype]
-    return tensor_in(content, dtype, data + start, (end - start) // dtype.itemsize).view(entry.shape)
+    return tensor_in(content, dtype, header.data + start, (end - start) // dtype.itemsize).view(entry.shape)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class StepScheduler:
         held = self._running if sequence in self._running else self._waiting
         held.remove(sequence)
         self._give_back(sequence)
-        self._forget_kept(sequence)
+        self.forget_kept(sequence)
 
     def expired(self, now_ms: int) -> list[Sequence]:
         """Those whose deadline has passed, in order of rank; they stay until removed."""
@@ -203,9 +203,10 @@ class StepScheduler:
         """Its blocks are held: those that the pool did not have get what was kept."""
         first = sequence.published
         self.moves.append(Restore(sequence, first, tuple(sequence.blocks[first : self.blocks_for(sequence.kept)])))
-        self._forget_kept(sequence)
+        self.forget_kept(sequence)
 
-    def _forget_kept(self, sequence: Sequence) -> None:
+    def forget_kept(self, sequence: Sequence) -> None:
+        """What was to be kept of it is not: it is computed again."""
         self.swap.give_back(sequence.swapped)
         sequence.kept = sequence.swapped = 0
 

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from transformers import RobertaConfig, RobertaModel
+
+from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.tensors import safetensors_of
 
 MIB = 1 << 20
 FILE_MIB = 96
@@ -112,3 +116,11 @@ encoder = TransformersEncoder(source, torch.{dtype}, "cpu")
 assert encoder.positions == 18
 """
     within_limit(read + use, tmp_path)
+
+
+def test_a_tensor_of_a_type_that_is_not_known_is_refused_when_it_is_wanted(tmp_path: Path) -> None:
+    save_arrays({"wanted": np.ones(3, np.float32), "other": np.ones(3, np.uint16)}, tmp_path / "model.safetensors")
+    with safetensors_of(tmp_path) as tensors:
+        assert tensors("wanted").tolist() == [1.0, 1.0, 1.0]
+        with pytest.raises(ModelRefused, match="other is of type 'U16', not one of"):
+            tensors("other")

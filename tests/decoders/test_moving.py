@@ -250,3 +250,22 @@ def test_a_pool_that_is_too_small_for_all_swaps_and_changes_nothing(writer: Path
     assert found[0][0] > 0
     assert found[0][1] == 0
     assert found[4][1] > 0
+
+
+def test_a_request_that_gives_way_where_no_memory_is_left_for_it_is_computed_again(
+    writer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = requests(3)
+    wanted = [load(writer, repeatable=True).run([item])[0] for item in items]
+    model = load(writer, repeatable=True, max_num_seqs=9, swap_mb=4)
+    pool = model._scheduler._pool
+    pool._empty = pool._empty[:9]
+
+    def none_left(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(model._pages, "read", none_left)
+    for answer, one in zip(model.run(items), wanted, strict=True):
+        assert same(answer, one)
+    assert model._scheduler.swap.swaps > 0
+    assert model._scheduler.swap.used == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from threading import RLock
 
@@ -200,7 +201,12 @@ class DecoderModel:
             return
         started_ms = self._clock.monotonic_ms()
         if isinstance(move, Keep):
-            flight.kept = self._pages.read(move.blocks, move.sequence.kept)
+            try:
+                flight.kept = self._pages.read(move.blocks, move.sequence.kept)
+            except (MemoryError, RuntimeError) as error:  # no memory for the copy: computing again needs none
+                sys.stderr.write(f"engine: a request that gave way is not kept in host memory: {error}\n")
+                self._scheduler.forget_kept(move.sequence)
+                return
         else:
             assert flight.kept is not None, "kept when it gave its blocks back"
             self._pages.write(move.blocks, flight.kept[move.first :])
