@@ -6,8 +6,8 @@ engine_attempts_max failures, and alone at the last, ends as `failed` and goes t
 neighbours succeed alone.
 
 A kill from outside (SIGKILL, and the kernel did not do it for want of memory) is nothing that a request does. Requests
-of continuous models then go on side by side, each from what its engine kept of it outside; only before their last
-attempt they are suspects after all.
+of continuous models then go on side by side, each from what its engine kept of it outside. Once: a request that is
+killed a second time is a suspect after all, and so are all where fewer than three attempts are allowed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def engine_lost(state: WorkerState, engine: Engine, code: str, message: str, cau
 
 def goes_on(batch: Batch, attempts_max: int) -> bool:
     """Whether what an engine held that was killed from outside runs beside others again, not as a suspect."""
-    return bool(batch.replica.sequences_max) and all(item.attempts + 2 < attempts_max for item in batch.items)
+    return bool(batch.replica.sequences_max) and attempts_max > 2 and not any(item.attempts for item in batch.items)
 
 
 def _go_on(state: WorkerState, batch: Batch, code: str, message: str) -> None:

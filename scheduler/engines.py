@@ -53,7 +53,7 @@ def engine_lost(step: Step, record: EngineLost) -> None:
         "engine_lost",
         f"{record.worker}/{record.device}",
         f"The {record.backend} engine ended: {cause}. {record.worker} starts it again and loads its {len(touched)} "
-        f"replicas again; {requests} requests that it held are run again, each alone.",
+        f"replicas again; {requests} requests that it held are run again.",
         chosen={
             "worker": record.worker,
             "incarnation": record.incarnation,

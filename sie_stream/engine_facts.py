@@ -31,7 +31,7 @@ class EngineLost(Struct, frozen=True, tag=True):
     """For people: `SIGKILL (out of memory)`, `SIGSEGV`, `exit 3`, or which limit of time was exceeded."""
     models: tuple[EngineModel, ...] = ()
     requests: int = 0
-    """Held by it then: each is run again, alone."""
+    """Held by it then. Each is run again, alone if it may have been the cause (gpu_worker/retries.py)."""
     suspects: tuple[str, ...] = ()
     """What may have killed it: ids of the requests it held (the first ones), and the model it was loading."""
     given_up: tuple[str, ...] = ()
