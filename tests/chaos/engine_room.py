@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from schemas.codec import decode_cluster, decode_result, decode_row
+from schemas.codec import decode_cluster, decode_result, decode_row, decode_work
 from sie_stream.auditing.owners import Owners, owners_of
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs
@@ -23,9 +23,10 @@ from sie_stream.client.requests import Request, to_write
 from sie_stream.control import PlacementRow
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.tables import read_to_end
-from sie_stream.errors import FatalLogError, Retriable
+from sie_stream.ids import TopicPartition
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
+from tests.chaos.careful_client import CarefulClient
 from tests.waiting import wait_until
 
 MODELS = ("wine-logreg", "wine-rf", "iris-knn", "diabetes-ridge", "digits-logreg", "breast-cancer-logreg")
@@ -33,6 +34,7 @@ RATE = 60
 """Requests per second: enough that something is always in flight, little enough for a loaded machine."""
 READY_S = 180.0
 TICK_S = 0.05
+LAST_LINES = 15
 TWO_OF_EACH = Layout(workers=2, ingress=2)
 
 
@@ -50,13 +52,13 @@ class EngineRoom:
         self.models = models
         self._label = label
         self.sent = 0
-        self._unconfirmed: list[LogWrite] = []
+        self._broken: BaseException | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
         connection = cluster.connection
         topics = connection.settings.topics
         self.tally = Tally(connection.reader("chaos"), topics.results, {})
-        self._writer = connection.plain_writer()
+        self._client = CarefulClient(connection.settings.bootstrap_servers)
         self._topic = topics.requests
 
     def start(self) -> None:
@@ -65,26 +67,13 @@ class EngineRoom:
     def _run(self) -> None:
         """Sends at RATE, late requests included: a stalled broker is followed by a burst, as in life."""
         started = time.monotonic()
-        while not self._stopping.wait(TICK_S):
-            due = int((time.monotonic() - started) * RATE)
-            self._send([self._next() for _ in range(due - self.sent)])
-
-    def _send(self, writes: list[LogWrite]) -> None:
-        """As a careful client: what is not confirmed is sent again by a new producer when the old one gives up.
-
-        The ids stay the same, so a copy that had arrived is dropped by ingress.
-        """
-        self._unconfirmed += writes
         try:
-            self._writer.write(writes)
-            self._writer.flush(0)
-        except Retriable:
-            return
-        except FatalLogError:
-            self._writer = self.cluster.connection.plain_writer()
-            self._writer.write(self._unconfirmed)
-            return
-        self._unconfirmed = []
+            while not self._stopping.wait(TICK_S):
+                due = int((time.monotonic() - started) * RATE)
+                self._client.send([self._next() for _ in range(due - self.sent)])
+        except BaseException as error:
+            self._broken = error
+            raise
 
     def _next(self) -> LogWrite:
         model = self.models[self.sent % len(self.models)]
@@ -109,22 +98,52 @@ class EngineRoom:
         def looked() -> bool:
             self.cluster.watch()
             assert self.tally.error is None, self.tally.error
+            assert self._broken is None, f"the load ended: {self._broken!r}"
             return probe()
 
         wait_until(looked, what, timeout_s)
 
     def prove_all(self, timeout_s: float) -> dict[str, Any]:
         """Stop the load, wait for every answer, let the witness count, and see who owned what. Returns the proof."""
-        self._stopping.set()
-        self._thread.join(30)
-        self._writer.flush(30_000)
-        self.watch_until(lambda: self.tally.terminal >= self.sent, "all answers", timeout_s)
-        self.tally.close()
+        self._end_load()
+        self.watch_until(self._all_confirmed, "Kafka to have all requests", timeout_s)
+        self._await_all_answers(timeout_s)
         owners = owners_on(self.cluster.connection)
         assert owners.assignments > 0, "nothing was checked"
         assert owners.results == self.sent
         assert not owners.violations, "\n".join(owners.violations[:20])
         return prove(self.cluster.settings.bootstrap_servers)
+
+    def _end_load(self) -> None:
+        self._stopping.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the load does not end"
+
+    def stop(self) -> None:
+        """Before the cluster goes: its clients would only complain that nobody is there."""
+        self._end_load()
+        self.tally.close()
+
+    def _all_confirmed(self) -> bool:
+        self._client.turn()
+        return self._client.unconfirmed == 0
+
+    def _await_all_answers(self, timeout_s: float) -> None:
+        """Fails with where each request that is not answered was last seen."""
+        try:
+            self.watch_until(lambda: self.tally.terminal >= self.sent, "all answers", timeout_s)
+        except AssertionError as late:
+            bootstrap = self.cluster.settings.bootstrap_servers
+            proof = prove(bootstrap)
+            seen = f"{self.sent} sent, {self.tally.terminal} answers seen; on the topics: {proof}"
+            places = whereabouts(bootstrap, proof["lost"])
+            committed = committed_on(self.cluster.connection)
+            raise AssertionError("\n".join([str(late), seen, *places, *committed, *self._last_words()])) from late
+
+    def _last_words(self) -> list[str]:
+        """The end of what each process has logged."""
+        logs = sorted((Path(self.cluster.settings.state_dir) / "logs").glob("*"))
+        return [line for log in logs for line in (f"-- {log.name}", *log.read_text().splitlines()[-LAST_LINES:])]
 
 
 def owners_on(connection: Connection) -> Owners:
@@ -149,19 +168,42 @@ def owners_on(connection: Connection) -> Owners:
 
 
 def whereabouts(bootstrap: str, request_ids: Collection[str]) -> list[str]:
-    """Every copy of these requests and of their terminal records: the first thing to know when one is doubled."""
+    """Every copy of these requests, of their work items and of their terminal records."""
     lines = []
     for message in read_committed(bootstrap, "sie.requests"):
         name = request_id(message)
         if name in request_ids:
             place = f"requests[{message.partition()}]@{message.offset()} t={message.timestamp()[1]}"
             lines.append(f"{name} asked {place} key={message.key()}")
+    for model in MODELS:
+        for message in read_committed(bootstrap, f"sie.work.{model}"):
+            item = decode_work(message.value())
+            if item.request_id in request_ids:
+                place = f"{message.topic()}[{message.partition()}]@{message.offset()} t={message.timestamp()[1]}"
+                lines.append(f"{item.request_id} routed {place} epoch={item.route_epoch}")
     for message in read_committed(bootstrap, "sie.results"):
         result = decode_result(message.value())
         if result.request_id in request_ids:
             place = f"results[{message.partition()}]@{message.offset()} t={message.timestamp()[1]}"
             lines.append(f"{result.request_id} ended {place} {result.status} {result.timings_ms} {result.provenance}")
     return sorted(lines)
+
+
+def committed_on(connection: Connection) -> list[str]:
+    """What ingress and the workers have committed of each partition, and where it ends."""
+    topics = connection.settings.topics
+    groups = {topics.ingress_group: [topics.requests], topics.worker_group: [topics.work(model) for model in MODELS]}
+    lines = []
+    for group, names in groups.items():
+        reader = connection.reader(group)
+        try:
+            places = [TopicPartition(name, number) for name in names for number in range(reader.partitions_of(name))]
+            ends = reader.end_offsets(places)
+            for place, committed in reader.committed(places).items():
+                lines.append(f"{group} {place.topic}[{place.partition}] ends {ends[place]}, committed {committed}")
+        finally:
+            reader.close()
+    return lines
 
 
 @contextmanager
@@ -179,6 +221,9 @@ def engine_room(
         apply_specs(cluster.connection, specs, READY_S, lambda _count: None, cluster.watch)
         room = EngineRoom(cluster, models, label)
         room.start()
-        yield room
+        try:
+            yield room
+        finally:
+            room.stop()
     finally:
         cluster.stop()
