@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sie_stream.errors import ConfigError
+from sie_stream.sim.fleet.lru import Lru
 from sie_stream.sim.fleet.run import BASELINES, OURS, Report, faults, simulate
 from sie_stream.sim.fleet.scenario import Fault, Fleet, Models, Scenario, Traffic
 
@@ -61,6 +62,24 @@ def test_every_policy_gets_the_same_requests_and_faults() -> None:
     counts = {simulate(msgspec.structs.replace(STORM, hours=0.03), policy, 5).requests for policy in BASELINES}
     assert len(counts) == 1
     assert faults(STORM, 5) == faults(STORM, 5)
+
+
+class WatchedLru(Lru):
+    """Remembers by how much a model ever exceeded its declared maximum."""
+
+    beyond = -64
+
+    def load(self, model: int, device: int) -> None:
+        super().load(model, device)
+        copies = sum(copy.model == model for copy in self.copies)
+        WatchedLru.beyond = max(WatchedLru.beyond, copies - int(self.population.replicas_max[model]))
+
+
+def test_lru_has_no_more_copies_than_the_declarations_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BASELINES, "lru", WatchedLru)
+    crowded = msgspec.structs.replace(SMALL, hours=0.05, traffic=Traffic(requests_per_s=2_000, start_hour=10))
+    simulate(crowded, "lru", 3)
+    assert WatchedLru.beyond == 0
 
 
 def test_a_rolling_restart_under_load_fails_no_request() -> None:

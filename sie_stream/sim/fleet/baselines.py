@@ -14,7 +14,8 @@ elsewhere; only what was in an engine fails, because no log has it. A rolling re
   is there from the start); another copy when the copies of a model were above 75 % busy in the last 10 s, as many at
   once as bring it below; on the GPU with the most free memory; if none has room, on that whose replicas were used least
   recently, which are evicted (not the last copy of a model that was used in the last minute). A copy above the declared
-  minimum that was idle for 10 minutes goes.
+  minimum that was idle for 10 minutes goes. There are never more copies than the declaration allows.
+- `lru-unbounded`: the same without that last rule. It says what a bound of the users costs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The baseline `lru`: models swapped in at request, least recently used out. Described in baselines.py."""
+"""The baselines `lru` and `lru-unbounded`: models swapped in at request, least recently used out. Described in
+baselines.py.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,10 @@ class Lru(Baseline):
     def replace(self, models: list[int], devices: list[int]) -> None:
         """What is gone is loaded when it is asked for."""
 
+    def most(self, model: int) -> int:
+        """Copies that the model may have."""
+        return int(self.population.replicas_max[model])
+
     # ------------------------------------------------------------ parts
 
     def _at_request(self) -> None:
@@ -59,7 +65,7 @@ class Lru(Baseline):
             if not all(copy.ready for copy in copies):
                 continue
             missing = math.ceil(busy[model] / BUSY) - len(copies)
-            for _ in range(max(0, min(missing, REPLICAS_MAX - len(copies)))):
+            for _ in range(max(0, min(missing, self.most(model) - len(copies)))):
                 self.place(model)
             idle = [copy for copy in copies if self.events.now_ms - copy.used_ms > IDLE_MS]
             for copy in idle[: max(0, len(copies) - int(self.population.replicas[model]))]:
@@ -97,3 +103,10 @@ class Lru(Baseline):
     def _may_go(self, copy: Copy) -> bool:
         last = sum(other.model == copy.model for other in self.copies) == 1
         return copy.ready and not (last and self.events.now_ms - copy.used_ms < RECENT_MS)
+
+
+class LruUnbounded(Lru):
+    name = "lru-unbounded"
+
+    def most(self, model: int) -> int:
+        return REPLICAS_MAX

@@ -21,7 +21,7 @@ from sie_stream.settings import settings_from
 from sie_stream.sim.fleet.baselines import PIPELINE_MS, Baseline, FirstFit, RoundRobin, Static
 from sie_stream.sim.fleet.board import Board
 from sie_stream.sim.fleet.fold import FoldPolicy
-from sie_stream.sim.fleet.lru import Lru
+from sie_stream.sim.fleet.lru import Lru, LruUnbounded
 from sie_stream.sim.fleet.policy import EPOCH_MS, Hit, Policy, device_count, worker_count
 from sie_stream.sim.fleet.population import Population, build
 from sie_stream.sim.fleet.scenario import Fault, Scenario, parse_scenario, unknown_scenario
@@ -29,7 +29,9 @@ from sie_stream.sim.fleet.traces import read_fits
 from sie_stream.sim.fleet.workload import Workload
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-BASELINES: Mapping[str, type[Baseline]] = {kind.name: kind for kind in (Static, RoundRobin, FirstFit, Lru)}
+BASELINES: Mapping[str, type[Baseline]] = {
+    kind.name: kind for kind in (Static, RoundRobin, FirstFit, Lru, LruUnbounded)
+}
 OURS = FoldPolicy.name
 LOG_MS = 80.0
 """From a producer over ingress and worker to a reader of results, with next to no engine time: p50 that `make bench`
