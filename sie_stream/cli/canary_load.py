@@ -21,15 +21,15 @@ SLICE_MS = 2_000
 
 
 class Load:
-    """Sends at a steady rate from one thread and counts results in another."""
+    """Sends at a steady rate from one thread and counts results in another. Nothing is sent before `pace`."""
 
-    def __init__(self, connection: Connection, model: str, rows: list[dict[str, Any]], rate: int) -> None:
+    def __init__(self, connection: Connection, model: str, rows: list[dict[str, Any]]) -> None:
         self._topics = connection.settings.topics
         self._writer = connection.plain_writer()
         self._reader = connection.reader()
         self._model = model
         self._rows = itertools.cycle(rows)
-        self._rate = rate
+        self._rate = 0
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._send), threading.Thread(target=self._count)]
@@ -54,6 +54,10 @@ class Load:
             thread.join()
         self._writer.close()
         self._reader.close()
+
+    def pace(self, rate: int) -> None:
+        """Requests per second from now on."""
+        self._rate = rate
 
     def stop(self) -> None:
         self._stopping.set()
@@ -85,9 +89,12 @@ class Load:
         return sorted(round(percentile(values, 0.99), 1) for values in slices.values())
 
     def _send(self) -> None:
-        started = time.monotonic()
+        looked, owed = time.monotonic(), 0.0
         while not self._stopping.is_set():
-            due = int((time.monotonic() - started) * self._rate) - self.sent
+            now = time.monotonic()
+            owed += (now - looked) * self._rate
+            looked, due = now, int(owed)
+            owed -= due
             writes: list[LogWrite] = []
             for number in range(self.sent, self.sent + due):
                 request = Request(model=self._model, inputs=next(self._rows), session=f"customer-{number % KEYS}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from rich.text import Text
 from scheduler.state import ClusterState
 from sie_stream.cli.ask import ask, of_kind
 from sie_stream.cli.canary_load import Load
+from sie_stream.cli.canary_rate import RATES, Tried, next_rate, rate_with_room
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs, load_specs, with_absolute_source
 from sie_stream.cli.output import OutputFormat, OutputOption, console, error_console, show_json, show_rows
@@ -43,7 +45,9 @@ GROWN_MB = 512
 LOOK_S = 0.25
 DRAIN_S = 20.0
 CALM_S = 12.0
-TOTAL_S = 175.0
+SETTLE_S, TRY_S = 1.0, 3.0
+"""At each rate that is tried: not counted, and counted."""
+TOTAL_S = 240.0
 """For everything after the start."""
 MOVED_MS, MOVED_SHARE = 3.0, 0.1
 """How much a good rollout may move the p99 of the stable traffic: one or the other."""
@@ -118,7 +122,9 @@ ACTS = (
 
 
 def demo_canary(
-    rate: Annotated[int, typer.Option(help="Requests per second; more than the machine carries queues.", min=50)] = 400,
+    rate: Annotated[
+        int | None, typer.Option(help="Requests per second; default: half of what this machine carries.", min=50)
+    ] = None,
     workers: Annotated[int, typer.Option(help="Worker processes.", min=1, max=16)] = 2,
     hold_s: Annotated[float, typer.Option("--hold", help="Seconds at each step.", min=1, max=30)] = 6.0,
     output: OutputOption = OutputFormat.TABLE,
@@ -147,14 +153,17 @@ def demo_canary(
         show_json(report)
     else:
         show_rows(report["acts"], COLUMNS, output, empty="")
-        screen.print(f"requests {report['requests']}: {report['statuses']}, lost {report['lost']}", highlight=False)
+        screen.print(
+            f"requests {report['requests']} at {report['rate']}/s: {report['statuses']}, lost {report['lost']}",
+            highlight=False,
+        )
         screen.print(f"p99 of the stable traffic: {report['p99']['words']}", highlight=False)
 
 
 class Canary:
     """One run of the demonstration."""
 
-    def __init__(self, cluster: Cluster, stop: StopFlag, screen: Console, rate: int, hold_ms: int) -> None:
+    def __init__(self, cluster: Cluster, stop: StopFlag, screen: Console, rate: int | None, hold_ms: int) -> None:
         self._cluster = cluster
         self._stop = stop
         self._screen = screen
@@ -174,27 +183,53 @@ class Canary:
             apply_specs(cluster.connection, [(spec, folder)], 60.0, lambda _: None, self._tick)
             grown.wait(self._tick)
             rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-            with Load(cluster.connection, MODEL, rows, self._rate) as load:
+            with Load(cluster.connection, MODEL, rows) as load:
                 return self._play(load, with_absolute_source(spec, folder), grown)
         finally:
             grown.stop()
 
     def _play(self, load: Load, spec: ModelSpec, grown: Grown) -> dict[str, Any]:
+        load.pace(self._rate or RATES[0])
         self._wait(CALM_S / 2)  # the first answers meet cold caches
-        load.forget()
-        self._wait(CALM_S)
-        before, spread = load.p99_ms("stable"), load.p99_by_slice("stable")
-        load.forget()
-        acts, p99 = [], {}
-        for act in ACTS:
-            acts.append(self._act(act, spec, grown, load))
-            p99 = p99 or moved(before, load.p99_ms("stable"), spread)
+        rate = self._rate or self._found_rate(load)
+        load.pace(rate)
+        before, spread = self._calm(load)
+        acts = [self._act(ACTS[0], spec, grown, load)]
+        during = load.p99_ms("stable")
+        after, _ = self._calm(load)
+        acts += [self._act(act, spec, grown, load) for act in ACTS[1:]]
         load.stop()
         load.drain(DRAIN_S)
         lost = load.sent - load.answered
         if lost or set(load.statuses) != {"ok"}:
             raise CanaryFailed(f"of {load.sent} requests {lost} have no answer; answers: {load.statuses}")
-        return {"acts": acts, "requests": load.sent, "statuses": load.statuses, "lost": lost, "p99": p99}
+        seen = {"requests": load.sent, "statuses": load.statuses, "lost": lost}
+        return {"acts": acts, "rate": rate, **seen, "p99": moved(before, during, after, spread)}
+
+    def _found_rate(self, load: Load) -> int:
+        """Half of the rate at which requests begin to wait for each other: a rollout adds transactions."""
+        tried: list[Tried] = []
+        while (rate := next_rate(tried)) is not None:
+            load.pace(rate)
+            self._wait(SETTLE_S)
+            load.forget()
+            sent, answered = load.sent, load.answered
+            self._wait(TRY_S)
+            share = (load.answered - answered) / max(1, load.sent - sent)
+            tried.append(Tried(rate, load.p99_ms("stable") or math.inf, share))
+        found = rate_with_room(tried)
+        seen = ", ".join(f"{one.rate}/s: {one.p99_ms:g} ms" for one in tried)
+        self._screen.print(f"  p99 by rate: {seen}; going on with {found} requests a second", highlight=False)
+        return found
+
+    def _calm(self, load: Load) -> tuple[float | None, list[float]]:
+        """p99 of the stable version while nothing is rolled out, of all the time and of each slice; forgotten then."""
+        self._wait(SETTLE_S)
+        load.forget()
+        self._wait(CALM_S)
+        seen = load.p99_ms("stable"), load.p99_by_slice("stable")
+        load.forget()
+        return seen
 
     def _tick(self) -> None:
         self._stop.check()
@@ -254,17 +289,19 @@ def _line(state: ClusterState) -> str:
     return steps[0] if steps else ""
 
 
-def moved(before: float | None, during: float | None, spread: list[float]) -> dict[str, Any]:
-    """The p99 of the stable version before and during the good rollout, and whether that is little."""
-    if before is None or during is None:
+def moved(before: float | None, during: float | None, after: float | None, spread: list[float]) -> dict[str, Any]:
+    """The p99 of the stable version during the good rollout against the mean of before and after: a machine that slows
+    down by itself is not held against the rollout.
+    """
+    if before is None or during is None or after is None:
         raise CanaryFailed("the stable version answered nothing")
-    change = during - before
-    little = change < MOVED_MS or change < MOVED_SHARE * before
-    words = f"{before} ms before, {during} ms during the good rollout ({change:+.1f} ms, {change / before:+.0%}): "
-    words += "within" if little else "beyond"
-    words += f" {MOVED_MS:g} ms or {MOVED_SHARE:.0%}; before, two-second slices had {spread[0]} to {spread[-1]} ms"
+    calm = (before + after) / 2
+    change = during - calm
+    little = change < MOVED_MS or change < MOVED_SHARE * calm
+    words = f"{before} ms before, {during} ms during the good rollout, {after} ms after it ({change:+.1f} ms, "
+    words += f"{change / calm:+.0%}): {'within' if little else 'beyond'} {MOVED_MS:g} ms or {MOVED_SHARE:.0%}"
+    words += f"; before, two-second slices had {spread[0]} to {spread[-1]} ms"
     if not little and during <= spread[-1]:
         words += ", so the machine moves it as much by itself"
-    return {"before_ms": before, "during_ms": during, "spread_ms": [spread[0], spread[-1]], "little": little} | {
-        "words": words
-    }
+    times = {"before_ms": before, "during_ms": during, "after_ms": after, "spread_ms": [spread[0], spread[-1]]}
+    return {**times, "little": little, "words": words}
