@@ -183,9 +183,9 @@ def test_tensors_of_one_storage_move_together() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["minilm-l6-v2", "smollm2-135m-instruct"])
-def test_200_switches_of_a_real_model_leave_nothing_behind(name: str, tmp_path: Path) -> None:
-    """Golden answers right after every tenth switch; memory as it was."""
+@pytest.mark.parametrize(("name", "switches"), [("minilm-l6-v2", 200), ("smollm2-135m-instruct", 60)])
+def test_switches_of_a_real_model_leave_nothing_behind(name: str, switches: int, tmp_path: Path) -> None:
+    """Golden answers right after every tenth switch; memory as it was. 270 MB are copied in each of the large one's."""
     folder = MODELS / name
     if not (folder / "build.json").exists():
         pytest.skip("make models has not built it")
@@ -200,7 +200,7 @@ def test_200_switches_of_a_real_model_leave_nothing_behind(name: str, tmp_path: 
     total = made.size_bytes // made.page_bytes
     count = pages_of(slot.size, made.page_bytes)
     private: list[int] = []
-    for turn in range(200):
+    for turn in range(switches):
         assert slot.activate([(turn + page) % total for page in range(count)]) == "host"
         if turn % 10 == 0:
             assert [(one.outputs, one.token_ids) for one in model.run(items)] == expected
