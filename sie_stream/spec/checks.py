@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -33,32 +33,35 @@ class Finding(NamedTuple):
 def findings(spec: ModelSpec, backends: tuple[str, ...] | None) -> list[Finding]:
     """Everything that is wrong with fields that are each fine alone. `backends`: names that may be used; None: any."""
     found = [finding for check in _CHECKS for finding in check(spec)]
-    if backends is not None and spec.backend.name not in backends:
+    if backends is None:
+        return found
+    backend: str | None = spec.backend.name
+    if spec.backend.name not in backends:
         message = f"{spec.backend.name!r} is not an installed backend."
-        guess = closest(spec.backend.name, backends)
-        found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, guess))
-    elif backends is not None:
-        found += [*_kind(spec), *_precision(spec)]
+        backend = closest(spec.backend.name, backends)
+        found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, backend))
+    if backend is not None:  # what was meant, where the name is misspelt: so that one round tells everything
+        found += [*_kind(spec, backend), *_precision(spec, backend)]
     return found
 
 
-def _kind(spec: ModelSpec) -> Iterator[Finding]:
+def _kind(spec: ModelSpec, backend: str) -> Iterator[Finding]:
     """Only where the backend must be installed, too: what is on the log already stays valid, and fails to load."""
-    allowed, kind = KINDS_OF_BACKEND.get(spec.backend.name), spec.backend.config.get("kind")
+    allowed, kind = KINDS_OF_BACKEND.get(backend), spec.backend.config.get("kind")
     if allowed is not None and kind is not None and kind not in allowed:
-        message = f"{shown(kind)} is not a kind of model that the backend {spec.backend.name} serves."
+        message = f"{shown(kind)} is not a kind of model that the backend {backend} serves."
         at = ("backend", "config")
         yield Finding(at, kind, message, ("backend",), allowed, closest(str(kind), allowed), ".kind")
 
 
-def _precision(spec: ModelSpec) -> Iterator[Finding]:
+def _precision(spec: ModelSpec, backend: str) -> Iterator[Finding]:
     """What is preferred can be loaded, and is what backend.config names, if it names one."""
-    loads = PRECISIONS_OF_KIND.get(spec.backend.name, {}).get(str(spec.backend.config.get("kind")))
+    loads = PRECISIONS_OF_KIND.get(backend, {}).get(str(spec.backend.config.get("kind")))
     preferred, reads = spec.preferred_precision, ("backend", "preferred_precision")
     if loads is None or not preferred:
         return
     if not any(one in loads for one in preferred):
-        message = f"the backend {spec.backend.name} loads a model of this kind in none of these."
+        message = f"the backend {backend} loads a model of this kind in none of these."
         yield Finding(("preferred_precision",), list(preferred), message, reads, loads)
         return
     given = spec.backend.config.get("precision")
@@ -171,27 +174,45 @@ def _schemas(spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _privacy(spec: ModelSpec) -> Iterator[Finding]:
-    schemas = {name: getattr(spec, name) for name in ("input_schema", "output_schema")}
-    if any(schema is not None and schema_problems(schema, "") for schema in schemas.values()):
+    schema = spec.output_schema
+    if schema is None or schema_problems(schema, "") or spec.fusion != "pooled":
         return
-    given, told = (None if schema is None else compile_schema(schema) for schema in schemas.values())
-    if told is not None and told.protected and spec.fusion == "pooled":
+    if compile_schema(schema).protected:
         message = "pooled writes outputs in plain between the worker and Stage 2; protected fields need fused."
         yield Finding(("fusion",), spec.fusion, message, ("fusion", "output_schema"), ("auto", "fused"))
+
+
+def _subject(spec: ModelSpec) -> Iterator[Finding]:
     subject = spec.privacy.subject if spec.privacy is not None else None
-    if subject is None:
+    schema = spec.input_schema
+    if subject is None or (schema is not None and schema_problems(schema, "")):
         return
-    reads = ("privacy", "input_schema")
-    required = () if given is None else given.required
-    if subject not in required:
-        message = f"{subject!r} is no required property of input_schema, so some requests would have no subject."
-        yield Finding(("privacy", "subject"), subject, message, reads, required, closest(subject, required))
-    elif not _names_somebody(schemas["input_schema"]["properties"][subject]):
-        message = f"{subject!r} cannot name a person: a string or an integer that is never null can."
-        yield Finding(("privacy", "subject"), subject, message, reads)
+    properties = {} if schema is None else schema.get("properties", {})
+    required = () if schema is None else compile_schema(schema).required
+    allowed = tuple(name for name in required if _names_somebody(properties.get(name, {})))
+    if subject in allowed:
+        return
+    message = f"{subject!r} {_no_subject(subject, properties, required)}"
+    if not allowed:
+        message += (
+            " No required property of input_schema can name a person: add one that is a string or an integer, "
+            "without enum and never null, or leave privacy.subject out."
+        )
+    guess = None if subject in properties else closest(subject, allowed)
+    yield Finding(("privacy", "subject"), subject, message, ("privacy", "input_schema"), allowed, guess)
 
 
-def _names_somebody(schema: dict[str, object]) -> bool:
+def _no_subject(subject: str, properties: Mapping[str, Mapping[str, object]], required: Sequence[str]) -> str:
+    """Why requests cannot be told apart by this property."""
+    if subject not in properties:
+        return "is no property of input_schema (top-level ones count only), so requests would have no subject."
+    if not _names_somebody(properties[subject]):
+        return "cannot name a person: only a string or an integer, without enum and never null, can."
+    assert subject not in required
+    return "is not in input_schema.required, so some requests would have no subject: list it there."
+
+
+def _names_somebody(schema: Mapping[str, object]) -> bool:
     return schema.get("type") in ("string", "integer") and not schema.get("nullable") and "enum" not in schema
 
 
@@ -247,8 +268,8 @@ def _probes(spec: ModelSpec) -> Iterator[Finding]:
 
 
 _CHECKS: Sequence[Callable[[ModelSpec], Iterable[Finding]]] = (
-    _source, _replicas, _tier, _batches, _baselines, _repeats, _lengths, _pooled, _topics, _schemas, _privacy, _warmups,
-    _rollout, _lora, _probes,
+    _source, _replicas, _tier, _batches, _baselines, _repeats, _lengths, _pooled, _topics, _schemas, _privacy, _subject,
+    _warmups, _rollout, _lora, _probes,
 )  # fmt: skip
 
 

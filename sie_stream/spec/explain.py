@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 from sie_stream.problems import Problem, shown, wrong_choice
 from sie_stream.spec import model
 from sie_stream.spec.checks import Finding, findings
-from sie_stream.spec.forms import Canonical, Location, to_camel, to_snake
-from sie_stream.spec.model import ModelSpec
+from sie_stream.spec.forms import Canonical, Location, part_of, to_camel, to_snake
+from sie_stream.spec.model import ModelSpec, Part
 
 # Stand-ins for required fields that are wrong, so that the rest can still be checked.
 _STAND_INS: Mapping[str, Any] = {"name": "x", "version": "0", "source": {"uri": "x"}, "min_gpu_memory_mb": 1}
@@ -146,11 +146,28 @@ def _problem(document: Canonical, detail: ErrorDetails) -> Problem:
         return Problem(
             path, shown(value), f"{shown(value)}: a plain number is expected; the unit is in the field's name."
         )
+    if kind in ("model_type", "model_attributes_type") and (names := _fields_at(location)):
+        options = tuple(to_camel(name) for name in names) if document.camel else names
+        return Problem(path, shown(value), f"{shown(value)}: an object with fields is expected.", options)
     if kind in _WANTED:
         hint = ' Put it in quotes: "' + str(value) + '".' if _is_scalar(value) and kind == "string_type" else ""
         return Problem(path, shown(value), f"{shown(value)}: {_WANTED[kind]} is expected.{hint}")
     message = detail["msg"]
     return Problem(path, shown(value), f"{shown(value)}: {message[:1].lower()}{message[1:]}.")
+
+
+def _fields_at(location: Location) -> tuple[str, ...]:
+    """Names of the fields of the object that should be there."""
+    part: type[Part] = ModelSpec
+    for step in location:
+        if isinstance(step, int):
+            continue
+        info = part.model_fields.get(step)
+        inner = part_of(info.annotation) if info is not None else None
+        if inner is None:
+            return ()
+        part = inner
+    return tuple(part.model_fields)
 
 
 def _is_scalar(value: object) -> bool:

@@ -201,11 +201,10 @@ class _Reader:
         flat = FLAT if model is ModelSpec else {}
         for key, value in body.items():
             here = f"{path}.{key}" if path else key
-            name = key if key in model.model_fields or key in flat else to_snake(key)
-            if (name not in model.model_fields and name not in flat) or key not in (name, to_camel(name)):
-                names = self._names(model, flat)
-                self.problems.append(unknown_name(here, key, names, "field"))
-            elif name == "min_gpu_memory_gb":
+            name = self._meant(model, key, body, here)
+            if name is None:
+                continue
+            if name == "min_gpu_memory_gb":
                 self.field(model, "min_gpu_memory_mb", self._mebibytes(value, here), at, here, into)
             elif len(target := flat.get(name, (name,))) == 2:
                 outer = into.setdefault(target[0], {})
@@ -214,6 +213,20 @@ class _Reader:
                     self.field(inner, target[1], value, (*at, target[0]), here, outer)
             else:
                 self.field(model, target[0], value, at, here, into)
+
+    def _meant(self, model: type[Part], key: str, body: Mapping[str, object], path: str) -> str | None:
+        """The field that `key` names; None: none of them. One that is misspelt is told, and read as the nearest unless
+        that is given, too: so what is wrong inside it is told in the same round.
+        """
+        flat = FLAT if model is ModelSpec else {}
+        name = key if key in model.model_fields or key in flat else to_snake(key)
+        if (name in model.model_fields or name in flat) and key in (name, to_camel(name)):
+            return name
+        problem = unknown_name(path, key, self._names(model, flat), "field")
+        self.problems.append(problem)
+        if problem.nearest is None or any(to_snake(other) == to_snake(problem.nearest) for other in body):
+            return None
+        return to_snake(problem.nearest)
 
     def field(self, model: type[Part], name: str, value: object, at: Location, path: str, into: dict) -> None:
         location = (*at, name)

@@ -233,3 +233,83 @@ def test_a_precision_that_no_engine_would_load_is_told_at_once(
 
 def test_other_backends_decide_themselves_what_a_kind_is() -> None:
     assert parse_object(MINIMAL | {"backend": {"name": "triton", "config": {"kind": "anything"}}})
+
+
+def test_what_is_wrong_inside_a_misspelt_field_is_told_with_the_misspelling() -> None:
+    broken = {"input_shema": {"properties": {"a": {"type": "nmber"}}}, "priorty_level": "P7"}
+    with pytest.raises(SpecError) as caught:
+        parse_object(MINIMAL | broken)
+    told = [(problem.path, problem.nearest or problem.allowed) for problem in caught.value.problems]
+    assert sorted(told, key=str) == [
+        ("input_shema", "input_schema"),
+        ("input_shema.properties.a.type", "number"),
+        ("priorty_level", "priority_level"),
+        ("priorty_level", ("P0", "P1", "P2")),
+    ]
+
+
+def test_a_misspelt_field_beside_the_right_one_is_only_misspelt() -> None:
+    assert only({"priorty_level": "P7", "priority_level": "P0"}).path == "priorty_level"
+    found = problems(MINIMAL | {"privacy": {"subjct": "a", "subject": "b"}})
+    assert set(found) == {"privacy.subjct", "privacy.subject"}
+    assert "'b'" in found["privacy.subject"].message
+
+
+def test_a_misspelt_backend_and_a_kind_that_the_one_meant_does_not_serve_are_told_together() -> None:
+    found = problems(MINIMAL | {"backend": {"name": "sklern", "config": {"kind": "clasifier"}}})
+    assert found["backend.name"].nearest == "sklearn"
+    assert found["backend.config.kind"].nearest == "classifier"
+
+
+PEOPLE = {
+    "properties": {
+        "customer": {"type": "string"},
+        "account": {"type": "integer"},
+        "amount": {"type": "number"},
+        "maybe": {"type": "string", "nullable": True},
+        "country": {"type": "string", "enum": ["de", "fr"]},
+        "email": {"type": "string"},
+    },
+    "required": ["customer", "account", "amount", "maybe", "country"],
+}
+
+
+@pytest.mark.parametrize(
+    ("subject", "words", "nearest"),
+    [
+        ("custmer", "'custmer' is no property of input_schema", "customer"),
+        ("email", "'email' is not in input_schema.required", None),
+        ("amount", "'amount' cannot name a person: only a string or an integer", None),
+        ("maybe", "'maybe' cannot name a person", None),
+        ("country", "'country' cannot name a person", None),
+    ],
+)
+def test_a_subject_that_names_nobody_is_told_with_those_that_would(
+    subject: str, words: str, nearest: str | None
+) -> None:
+    problem = only({"input_schema": PEOPLE, "privacy": {"subject": subject}})
+    assert (problem.path, problem.value) == ("privacy.subject", repr(subject))
+    assert problem.message.startswith(words)
+    assert problem.allowed == ("customer", "account"), "whichever is chosen is accepted"
+    assert problem.nearest == nearest
+    for allowed in problem.allowed:
+        parse_object(MINIMAL | {"input_schema": PEOPLE, "privacy": {"subject": allowed}})
+
+
+def test_where_no_input_can_name_a_person_it_is_said_what_to_add() -> None:
+    numbers = {"properties": {"amount": {"type": "number"}}, "required": ["amount"]}
+    for given in ({}, {"input_schema": numbers}):
+        problem = only({**given, "privacy": {"subject": "amount"}})
+        assert "No required property of input_schema can name a person: add one" in problem.message
+
+
+def test_a_wrong_output_schema_does_not_hide_a_wrong_subject() -> None:
+    outputs = {"properties": {"score": {"type": "nmber"}}}
+    found = problems(MINIMAL | {"input_schema": PEOPLE, "output_schema": outputs, "privacy": {"subject": "amount"}})
+    assert set(found) == {"output_schema.properties.score.type", "privacy.subject"}
+
+
+def test_a_value_where_an_object_should_be_is_told_with_its_fields() -> None:
+    problem = only({"privacy": "customer"})
+    assert (problem.path, problem.allowed) == ("privacy", ("subject",))
+    assert "p99_latency_ms" in only({"slas": 5}).allowed
