@@ -92,7 +92,8 @@ def _collect(reader: KafkaReader, waiting: list[str], answers: Subject, timeout_
         tick()
         if waiting and time.monotonic() > deadline:
             raise NotReady(
-                f"the scheduler did not answer within {timeout_s:.0f} s about {', '.join(waiting[:5])}. "
-                "Is it running? `sie-stream doctor` looks."
+                f"the scheduler did not answer within {timeout_s:g} s about {', '.join(waiting[:5])}. "
+                "Is it running? `sie-stream doctor` looks. What was asked for is written down: it is done once a "
+                "scheduler runs, without asking again."
             )
     return found

@@ -20,7 +20,7 @@ from sie_stream.errors import ConfigError, SieError
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord
 from sie_stream.rollout_records import STABLE
-from sie_stream.spec import BUILT_IN_BACKENDS, KIND, ModelSpec, parse_documents, to_json
+from sie_stream.spec import BUILT_IN_BACKENDS, KIND, ModelSpec, Problem, SpecError, parse_documents, to_json
 
 SUFFIXES = (".yaml", ".yml", ".json")
 APPLY_ANSWERS = frozenset({"model_accepted", "model_rejected", "model_unchanged", "rollout_started"})
@@ -36,16 +36,17 @@ def specs_for(connect: Callable[[], Connection], path: Path) -> tuple[list[tuple
 
     A backend is installed beside workers, which may be elsewhere: what is installed here says nothing.
     """
-    specs = load_specs(path, None)
     try:
-        connection = connect()
-    except SieError:
-        load_specs(path, BUILT_IN_BACKENDS)  # without workers to ask, a misspelt name is the nearer mistake
-        raise
-    if {spec.backend.name for spec, _ in specs} - set(BUILT_IN_BACKENDS):
-        told = {name for worker in cluster_state(connection).workers.values() for name in worker.backends}
-        load_specs(path, (*BUILT_IN_BACKENDS, *sorted(told - set(BUILT_IN_BACKENDS))))
-    return specs, connection
+        return load_specs(path), connect()
+    except SpecError as wrong:
+        if not any(problem.allowed == BUILT_IN_BACKENDS for problem in wrong.problems):
+            raise  # none of them is about a backend that may be a plug-in
+        try:
+            connection = connect()
+        except SieError:
+            raise wrong from None  # without workers to ask, a misspelt name is the nearer mistake
+    told = {name for worker in cluster_state(connection).workers.values() for name in worker.backends}
+    return load_specs(path, (*BUILT_IN_BACKENDS, *sorted(told - set(BUILT_IN_BACKENDS)))), connection
 
 
 def load_specs(path: Path, backends: Collection[str] | None = BUILT_IN_BACKENDS) -> list[tuple[ModelSpec, Path]]:
@@ -60,7 +61,23 @@ def load_specs(path: Path, backends: Collection[str] | None = BUILT_IN_BACKENDS)
     )
     if not files:
         raise ConfigError(f"--file {path}: no declarations ({', '.join(SUFFIXES)}) below this folder")
-    return [(spec, file.parent) for file in files for spec in parse_documents(file.read_text(), str(file), backends)]
+    specs: list[tuple[ModelSpec, Path]] = []
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            specs += [(spec, file.parent) for spec in parse_documents(_text(file), str(file), backends)]
+        except SpecError as wrong:  # the other files may be wrong, too, and all of it is told at once
+            problems += wrong.problems
+    if problems:
+        raise SpecError(problems)
+    return specs
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem("", "", f"cannot be read as text: {error}.", where=str(file))]) from error
 
 
 def _is_declaration(path: Path) -> bool:
@@ -151,12 +168,41 @@ def _own(row: InstanceRow) -> list[ReplicaRow]:
     return [replica for replica in row.replicas if replica.variant == STABLE]
 
 
+class NotServing(NotReady):
+    """Models that were accepted and do not serve: `left` by name, `older` those of them with a version that goes on."""
+
+    def __init__(self, message: str, left: Sequence[str], older: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.left = tuple(left)
+        self.older = tuple(older)
+
+
+def stays_declared(left: Sequence[str], older: Collection[str] = ()) -> str:
+    """What becomes of accepted declarations that nobody waits for any more, and how to take them back."""
+    name = left[0] if len(left) == 1 else "MODEL"
+    text = f"{'It stays' if len(left) == 1 else 'They stay'} declared: `sie-stream describe {name}` shows why, "
+    text += f"`sie-stream delete {name}` removes it"
+    if older:
+        return f"{text} with the version that goes on serving; to go back to that one, apply its declaration again."
+    return f"{text}; `sie-stream apply` again waits on, and tries anew what was given up."
+
+
+def _not_serving(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -> NotServing:
+    older = [name for name in left if name in states and _older(states[name])]
+    return NotServing(why_not(left, states, what), left, older)
+
+
+def _older(row: InstanceRow) -> set[str]:
+    """Versions of before that serve meanwhile."""
+    return {own.version for own in _own(row) if own.state == "ready" and own.generation != row.generation}
+
+
 def wait_ready(
     connection: Connection, wanted: Mapping[str, int], timeout_s: float, on_ready: Callable[[int], None], tick: Tick
 ) -> None:
     """Wait until every instance is ready as `wanted` (see `awaited`).
 
-    Raises NotReady with the scheduler's words about those that are not, as soon as all of these were given up.
+    Raises NotServing with the scheduler's words about those that are not, as soon as all of these were given up.
     """
     reader = connection.reader()
     rows: dict[bytes, InstanceRow] = {}
@@ -175,7 +221,7 @@ def wait_ready(
             if is_read and not left:
                 return
             if is_read and all(is_given_up(states.get(model), wanted[model]) for model in left):
-                raise NotReady(why_not(left, states, "could not be loaded:"))
+                raise _not_serving(left, states, "could not be loaded:")
             for record in reader.poll(5_000, POLL_MS):
                 if record.value is None:
                     rows.pop(record.key or b"", None)
@@ -183,7 +229,7 @@ def wait_ready(
                     _take(rows, record)
             tick()
             if time.monotonic() > deadline:
-                raise NotReady(why_not(left, states, f"not ready after {timeout_s:.0f} s:"))
+                raise _not_serving(left, states, f"not ready after {timeout_s:g} s:")
     finally:
         reader.close()
 
@@ -203,7 +249,7 @@ def why_not(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -
         if row is None:
             lines.append(f"  {name}: unknown to the scheduler")
             continue
-        older = {own.version for own in _own(row) if own.state == "ready" and own.generation != row.generation}
+        older = _older(row)
         serves = f" Version {', '.join(sorted(older))} goes on serving." if older else ""
         lines.append(f"  {name} {row.version}: {row.status} {row.message}{serves}")
     return "\n".join(lines)

@@ -16,8 +16,8 @@ from scheduler.capability_words import ROW_COLUMNS, matrix_rows
 from scheduler.device_classes import DeviceClass, classes_of
 from scheduler.life import life_of
 from schemas.codec import decode_row
-from sie_stream.cli.ask import nothing
-from sie_stream.cli.declare import awaited, declare, rolls_out, specs_for, wait_ready
+from sie_stream.cli.ask import NotReady, nothing
+from sie_stream.cli.declare import NotServing, awaited, declare, rolls_out, specs_for, stays_declared, wait_ready
 from sie_stream.cli.declare import delete as delete_declared
 from sie_stream.cli.fleet import topologies
 from sie_stream.cli.output import (
@@ -69,9 +69,7 @@ def apply(
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     wanted = awaited(decisions)
     if wait and wanted:
-        with progress_bars() as progress:
-            task = progress.add_task("ready", total=len(wanted))
-            wait_ready(connection, wanted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
+        _wait(connection, wanted, timeout_s)
     if output is OutputFormat.JSON:
         show_json([msgspec.to_builtins(decision) for decision in decisions])
     else:
@@ -87,6 +85,19 @@ def apply(
             )
     if refused:
         raise typer.Exit(1)
+
+
+def _wait(connection: Connection, wanted: Mapping[str, int], timeout_s: float) -> None:
+    """Until all serve. Raises NotReady; whoever leaves before, is told what stays behind."""
+    try:
+        with progress_bars() as progress:
+            task = progress.add_task("ready", total=len(wanted))
+            wait_ready(connection, wanted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
+    except NotServing as late:
+        raise NotReady(f"{late}\n{stays_declared(late.left, late.older)}") from None
+    except KeyboardInterrupt:
+        tell(f"No longer waiting for {', '.join(sorted(wanted)[:8])}. {stays_declared(tuple(wanted))}")
+        raise
 
 
 def get(
