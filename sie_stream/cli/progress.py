@@ -10,7 +10,8 @@ from sie_stream.cli.output import error_console
 def progress_bars(*, shown: bool = True) -> Progress:
     """How much of how much is done, for how long it has run and how long it still takes. Gone when it is done.
 
-    `shown`: false for what will be over before a bar could be read.
+    `shown`: false for what will be over before a bar could be read. In a pipe or a file there are none: they would
+    leave empty lines there.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -21,5 +22,5 @@ def progress_bars(*, shown: bool = True) -> Progress:
         TimeRemainingColumn(),
         console=error_console,
         transient=True,
-        disable=not shown,
+        disable=not (shown and error_console.is_terminal),
     )

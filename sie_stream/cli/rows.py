@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
 
 def count_rows(path: Path) -> int | None:
     """Number of rows when it is cheap to know (for a progress bar), else None."""
-    if path.suffix == ".parquet":
-        return _parquet(path).metadata.num_rows
-    lines = sum(chunk.count(b"\n") for chunk in _chunks(path))
-    return lines - 1 if path.suffix == ".csv" else lines
+    with _told(path):
+        if path.suffix == ".parquet":
+            return _parquet(path).metadata.num_rows
+        lines = sum(chunk.count(b"\n") for chunk in _chunks(path))
+        return lines - 1 if path.suffix == ".csv" else lines
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -29,8 +31,25 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a file, one inputs object each. Raises ConfigError naming the file, the line and what is wrong."""
+    with _told(path):
+        yield from _rows(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What keeps the file from being read as a ConfigError: no permission, a folder, other bytes than its name says."""
     if not path.exists():
         raise ConfigError(f"--file {path}: no such file")
+    if path.is_dir():
+        raise ConfigError(f"--file {path}: a folder; name one file of rows ({', '.join(SUFFIXES)}) in it")
+    try:
+        yield
+    except (OSError, ValueError) as error:  # errors of pyarrow and of decoding are ValueErrors
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+        raise ConfigError(f"--file {path}: cannot be read as {path.suffix or 'rows'}: {reason}") from error
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix in (".jsonl", ".ndjson"):
         with path.open() as lines:
             yield from parse_lines(lines, str(path))

@@ -112,8 +112,6 @@ def _rows(file: Path | None, stdin: bool, inputs: str | None) -> tuple[Iterator[
     if sum((file is not None, stdin, inputs is not None)) != 1:
         raise ConfigError("give the rows by exactly one of --file, --stdin or --inputs")
     if file is not None:
-        if not file.exists():
-            raise ConfigError(f"--file {file}: no such file")
         return read_rows(file), count_rows(file)
     if stdin:
         return stdin_rows(), None

@@ -168,6 +168,7 @@ class KafkaReader:
         self._consumer = Consumer(config | dict(overrides or {}), logger=logger)
         self._positions = LostPositions(self._consumer)
         self._membership: object = None
+        self._closed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._change(
@@ -178,6 +179,9 @@ class KafkaReader:
         self._positions.started_at.update(positions)
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
+        """After `close` there is nothing to give back: a generator that reads may end later than its reader."""
+        if self._closed:
+            return
         places = list(partitions)
         self._change(self._consumer.incremental_unassign, [ClientPartition(*place) for place in places], "unassign")
         for place in places:
@@ -272,4 +276,5 @@ class KafkaReader:
         return self._membership
 
     def close(self) -> None:
+        self._closed = True
         close_client(self._consumer.close)
