@@ -8,7 +8,7 @@
     adopting -> rolled_back as well, as long as replicas of the version before still serve
 
 `seen` is what the fold knows of the cluster at this moment; time is log time. Statistics come as windows through
-`add_window`. Nothing here promotes without samples: when windows stop, the rollout holds.
+`add_window` of rollout_windows.py. Nothing here promotes without samples: when windows stop, the rollout holds.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from typing import Literal
 from msgspec import Raw, Struct, structs
 
 from scheduler.actors import named, named_first
-from scheduler.gates import added, judge
-from scheduler.latency_gates import LatencyWindow, StableLatency, with_window
+from scheduler.latency_gates import LatencyWindow, StableLatency
 from scheduler.verdicts import GateLimits, GateResult
-from sie_stream.rollout_records import STABLE, VariantRule, VariantStats, VariantWindow
+from sie_stream.rollout_records import VariantRule, VariantStats
 from sie_stream.routing import Range
 from sie_stream.sketch import quantile
 
 FULL = 10_000
 STATS_LOST_MS = 12_000
 """Without a complete window for so long the statistics count as lost."""
+TOLD_AGAIN_MS = 600_000
+"""A reason to hold that comes and goes is told again after so long: sparse traffic is no news each time it pauses."""
 
 NO_STATISTICS = "no statistics"
 
@@ -97,6 +98,10 @@ class RolloutState(Struct, frozen=True):
     """Who paused it."""
     holding: str = ""
     """Why it does not go on; said once, and again when it changes."""
+    holding_told: bool = False
+    """Whether that was said: not where it was said a short time before, and something else came between."""
+    told: dict[str, int] = {}
+    """{reason to hold: when it was said} in the present step, in log time."""
     new: VariantStats = VariantStats()
     """Of the present step."""
     old: VariantStats = VariantStats()
@@ -226,7 +231,7 @@ def _end(state: RolloutState, ending: Ending, why: str, now_ms: int) -> tuple[Ro
 
 def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
     if seen.ready < max(1, seen.wanted) or state.paused:
-        return _hold(state, _waits_for_room(seen)) if seen.no_room else (state, None)
+        return _hold(state, _waits_for_room(seen), now_ms) if seen.no_room else (state, None)
     base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms, holding="")
     if state.plan.shadow:
         base = structs.replace(base, step_ms=now_ms)
@@ -238,7 +243,7 @@ def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
 def _to_step(state: RolloutState, step: int, reason: str, now_ms: int) -> tuple[RolloutState, Said]:
     share = state.plan.steps[step]
     moved = structs.replace(
-        _counting_anew(_left(state, now_ms), now_ms), step=step, share=share, step_ms=now_ms, holding=""
+        _counting_anew(_left(state, now_ms), now_ms), step=step, share=share, step_ms=now_ms, holding="", told={}
     )
     return moved, Said("rollout_step", f"{reason} {_share(share)} of the keys go to {state.version}.", "It would wait.")
 
@@ -258,14 +263,17 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
             f"{NO_STATISTICS}: for {STATS_LOST_MS // 1_000} s no answers were reported (no traffic, nobody counts "
             "them, or an open transaction hides them), and nothing is promoted without; what was counted stays"
         )
-        return _hold(state, why)
+        return _hold(state, why, now_ms)
     if state.holding.startswith(NO_STATISTICS):
+        goes_on = structs.replace(state, holding="", since_ms=now_ms)
+        if not state.holding_told:
+            return goes_on, None
         said = Said(
             "rollout_goes_on",
             "Statistics come again; what was counted stays, and the step is held anew.",
             "It would hold.",
         )
-        return structs.replace(state, holding="", since_ms=now_ms), said
+        return goes_on, said
     last = state.step == len(state.plan.steps) - 1
     if last and not state.plan.promotes:
         return state, None
@@ -273,17 +281,17 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
         return state, None
     if state.new.samples < state.plan.samples_min:
         few = f"too few samples of the new version: {state.new.samples} of {state.plan.samples_min}"
-        return _hold(state, few, quiet=True)
+        return _hold_quietly(state, few)
     if state.answered_ms and now_ms - state.answered_ms > STATS_LOST_MS:
         # It may hang, and then it has no errors and no latencies: its last good ones prove nothing.
-        return _hold(state, f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s")
+        return _hold(state, f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s", now_ms)
     unsure = [gate for gate in state.gates if gate.verdict == "unsure"]
     if unsure:
-        return _hold(state, f"not sure yet: {', '.join(gate.gate for gate in unsure)}", quiet=True)
+        return _hold_quietly(state, f"not sure yet: {', '.join(gate.gate for gate in unsure)}")
     if last:
         return _adopt(state, f"All gates passed at {_share(state.share)}.", now_ms)
     if seen.ready < seen.wanted:
-        return _hold(state, _waits_for_room(seen))
+        return _hold(state, _waits_for_room(seen), now_ms)
     return _to_step(state, state.step + 1, f"{_numbers(state)}.", now_ms)
 
 
@@ -297,12 +305,21 @@ def _breached(state: RolloutState) -> str:
     return "; ".join(str(gate) for gate in breached) + "." if breached else ""
 
 
-def _hold(state: RolloutState, why: str, quiet: bool = False) -> tuple[RolloutState, Said | None]:
-    """Say why it waits, once for each reason; the numbers of a `quiet` one grow all the time."""
-    if state.holding.partition(":")[0] == why.partition(":")[0]:
-        return (state if state.holding == why else structs.replace(state, holding=why)), None
-    held = structs.replace(state, holding=why)
-    return held, None if quiet else Said("rollout_held", f"It holds: {why}.", "It would go on without being judged.")
+def _hold(state: RolloutState, why: str, now_ms: int) -> tuple[RolloutState, Said | None]:
+    """Say why it waits: once for as long as it does, and not again soon when that reason comes and goes."""
+    reason = why.partition(":")[0]
+    same = state.holding.partition(":")[0] == reason
+    before_ms = state.told.get(reason)
+    if (same and state.holding_told) or (before_ms is not None and now_ms - before_ms < TOLD_AGAIN_MS):
+        silent = structs.replace(state, holding=why, holding_told=same and state.holding_told)
+        return silent, None
+    held = structs.replace(state, holding=why, holding_told=True, told={**state.told, reason: now_ms})
+    return held, Said("rollout_held", f"It holds: {why}.", "It would go on without being judged.")
+
+
+def _hold_quietly(state: RolloutState, why: str) -> tuple[RolloutState, None]:
+    """Not said: the numbers in the reason grow all the time."""
+    return structs.replace(state, holding=why, holding_told=False), None
 
 
 def _adopt(state: RolloutState, reason: str, now_ms: int) -> tuple[RolloutState, Said]:
@@ -323,7 +340,7 @@ def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutStat
         if seen.old_ready:
             return _end(state, "rolled_back", why, now_ms)
         held = f"{state.version_before} has no replica left to go back to, so it goes on in spite of {why}"
-        return _hold(state, held)
+        return _hold(state, held, now_ms)
     why = f"Promoted by {named(state.promoted_by)}." if state.forced else "All steps passed."
     done = ended(state, "completed", why, now_ms)
     return done, Said(
@@ -360,34 +377,6 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
     )
     moved, said = _to_step(full, 0, reason, now_ms)
     return structs.replace(moved, phase="adopting"), said
-
-
-# ---------------------------------------------------------------- statistics
-
-
-def add_window(state: RolloutState, window: VariantWindow, now_ms: int) -> RolloutState:
-    """Count a window of the new or of the stable version, and judge. Repeated, broken and older ones change nothing."""
-    if state.phase not in ("serving", "adopting"):
-        return state
-    is_new = window.variant == state.variant and window.version == state.version
-    if not is_new and (window.variant != STABLE or window.version == state.version):
-        return state  # of another variant, or of the model itself that has taken the version over
-    seen_to_ms = state.window_end_ms if is_new else state.stable_end_ms
-    if window.end_ms <= seen_to_ms:
-        return state
-    if not window.complete:
-        return structs.replace(state, broken_windows=state.broken_windows + 1)
-    if not is_new:
-        old, slow = added(state.old, window.stats), state.stable_latency
-        slow = slow.with_window(window.start_ms, window.stats.latency)
-        return structs.replace(state, old=old, stable_latency=slow, stable_end_ms=window.end_ms, heard_ms=now_ms)
-    moved = structs.replace(state, window_end_ms=window.end_ms, heard_ms=now_ms, answered_ms=now_ms)
-    if window.start_ms < state.step_ms and state.step > 0:
-        return moved  # of the step before
-    new = added(state.new, window.stats)
-    latency = with_window(state.latency, state.stable_latency, window.start_ms, window.stats.latency)
-    gates = judge(new, state.old, state.plan.limits, latency, state.stable_latency.slowest_ms)
-    return structs.replace(moved, new=new, latency=latency, windows=state.windows + 1, gates=gates)
 
 
 def _numbers(state: RolloutState) -> str:

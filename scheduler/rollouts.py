@@ -20,7 +20,6 @@ from scheduler.rollout import (
     RolloutState,
     Said,
     Seen,
-    add_window,
     advance,
     ended,
     paused,
@@ -29,6 +28,7 @@ from scheduler.rollout import (
 )
 from scheduler.rollout_back import ignored, undo
 from scheduler.rollout_plan import plan_of, shares_of, taking_over
+from scheduler.rollout_windows import add_window
 from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
 from scheduler.step import Step
 from scheduler.variants import (
