@@ -1,7 +1,9 @@
 """Reads results while something is rolled out, and reports what each variant answered. Over ports only.
 
 While no route has more than one variant it reads nothing but the routes. When one gets a second variant it starts
-reading some windows back; the scheduler counts each window once, so a restart repeats windows and breaks none.
+reading some windows back; the scheduler counts each window once, so a restart repeats windows and breaks none. Windows
+of a longer outage are never reported: the rollout holds meanwhile. A model whose route is split while others are read
+already was passed over until then: its first window is broken.
 
 A window is reported once everything that was on the topics when it closed is read. An open transaction hides what
 others committed behind it, and a window without that would look complete and not be. One that never ends (of a producer
@@ -27,6 +29,8 @@ IDLE_WAIT_MS = 500
 BUSY_WAIT_MS = 100
 POLL_MAX = 5_000
 WINDOWS_BACK = 4
+WINDOWS_BACK_AT_START = 30
+"""Of a process that finds a rollout under way: what nobody counted while it was down, for a minute, is counted now."""
 HIDDEN_MS = 60_000
 """So long windows wait for what a transaction hides: more than one of ours may last. They count as broken then."""
 
@@ -56,6 +60,9 @@ class OutcomesHost:
         """What has to be read before windows close."""
         self._partitions: list[TopicPartition] = []
         self._book: WindowBook | None = None
+        self._windows_back = WINDOWS_BACK_AT_START
+        self._newest_ms = 0
+        """The latest timestamp among the results that were read."""
         self.reported = 0
         self._reports = ports.make_plain_writer()
         self.undecodable = 0
@@ -63,6 +70,8 @@ class OutcomesHost:
     def start(self) -> None:
         """Raises FatalLogError when the routes cannot be read."""
         self._change(self._routes.read_table())
+        if not self._split:
+            self._windows_back = WINDOWS_BACK  # what begins later has nothing that was missed
 
     def turn(self) -> int:
         """Returns how many results were counted."""
@@ -91,13 +100,15 @@ class OutcomesHost:
     def _change(self, rows: tuple[RouteChange, ...]) -> None:
         for model, row in rows:
             if row is not None and len(row.variants) > 1:
+                if self._book is not None and model not in self._split:
+                    self._book.joined(model, max(self._ports.clock.now_ms(), self._newest_ms + 1))
                 self._split[model] = None
             else:
                 self._split.pop(model, None)
 
     def _start_reading(self) -> None:
         now_ms = self._ports.clock.now_ms()
-        since_ms = now_ms - now_ms % WINDOW_MS - WINDOWS_BACK * WINDOW_MS
+        since_ms = now_ms - now_ms % WINDOW_MS - self._windows_back * WINDOW_MS
         found = [
             TopicPartition(topic, number)
             for topic in (self._topics.results, self._topics.shadow)
@@ -107,6 +118,7 @@ class OutcomesHost:
         self._partitions = found
         self._latest = self._ports.make_latest_reader(self._group)
         self._book = WindowBook(since_ms, self._name)
+        self._windows_back = WINDOWS_BACK
         self._watcher.event("reading_results", models=list(self._split))
 
     def _stop_reading(self) -> None:
@@ -130,6 +142,7 @@ class OutcomesHost:
         return len(records)
 
     def _add(self, book: WindowBook, record: LogRecord) -> None:
+        self._newest_ms = max(self._newest_ms, record.timestamp_ms)
         try:
             result = decode_result(record.value)
         except CodecError:

@@ -126,8 +126,14 @@ class WindowBook:
         self._window_ms = window_ms
         self._closed_to_ms = since_ms - since_ms % window_ms
         self._windows: dict[int, _Window] = {}
+        self._joined_ms: dict[str, int] = {}
+        """{model: since when its results are added}, of those that came later than the book."""
         self.late = 0
         """Results of windows that were closed before they came."""
+
+    def joined(self, model: str, at_ms: int) -> None:
+        """Results of this model are added from now on; earlier ones were passed over, with timestamps below `at_ms`."""
+        self._joined_ms[model] = at_ms
 
     def lost(self, at_ms: int) -> None:
         """The reader lost its place: windows that are open, and the one of `at_ms`, are not complete."""
@@ -179,7 +185,7 @@ class WindowBook:
                     version,
                     start_ms,
                     start_ms + self._window_ms,
-                    window.complete,
+                    window.complete and start_ms >= self._joined_ms.get(model, 0),
                     window.tallies[key].stats(),
                     self._reporter,
                     offsets,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from processors.outcomes.host import HIDDEN_MS, OutcomesHost
+from processors.outcomes.host import HIDDEN_MS, WINDOWS_BACK_AT_START, OutcomesHost
 from processors.outcomes.windows import GRACE_MS, WINDOW_MS
 from processors.turns import Ports
 from schemas import codec
@@ -44,12 +44,12 @@ class World:
         host.start()
         return host
 
-    def publish(self, *variants: VariantRow) -> None:
-        row = route("churn", variants=variants)
-        self.writer.write([LogWrite(NAMES.routes, codec.encode_row(row), b"churn")])
+    def publish(self, *variants: VariantRow, model: str = "churn") -> None:
+        row = route(model, variants=variants)
+        self.writer.write([LogWrite(NAMES.routes, codec.encode_row(row), model.encode())])
 
-    def answer(self, count: int, score: float = 0.5) -> None:
-        value = codec.encode_result(result(outputs={"score": score}))
+    def answer(self, count: int, score: float = 0.5, model: str = "churn") -> None:
+        value = codec.encode_result(msgspec.structs.replace(result(outputs={"score": score}), model=model))
         self.writer.write([LogWrite(NAMES.results, value, b"k")] * count)
 
     def run(self, host: OutcomesHost, ms: int) -> None:
@@ -167,3 +167,49 @@ def test_a_transaction_that_never_ends_breaks_windows_and_does_not_keep_them_for
     world.run(host, WINDOW_MS + GRACE_MS + 1_000)
     [window] = world.windows()
     assert (window.stats.ok, window.complete) == (2, False)
+
+
+@pytest.mark.parametrize("down_ms", [3_000, 11_000, 50_000])
+def test_windows_of_the_time_in_which_nobody_counted_are_counted_by_the_next_process(down_ms: int) -> None:
+    """What failed meanwhile is evidence, too: a rollout that goes on after a gap of 11 s must not be spared it."""
+    world = World()
+    world.publish(*SPLIT)
+    first = world.host()
+    world.run(first, WINDOW_MS)
+    first.close()
+    world.answer(5)
+    world.log.clock.advance(down_ms)
+    world.run(world.host("outcomes-1"), 500)
+    [window] = world.windows()
+    assert (window.stats.ok, window.complete) == (5, True)
+
+
+def test_windows_of_an_outage_of_hours_are_not_judged_in_part() -> None:
+    """The first window that is read is whole, the one before it is not there at all."""
+    world = World()
+    world.publish(*SPLIT)
+    for _ in range(40):
+        world.answer(1)
+        world.log.clock.advance(WINDOW_MS)
+    world.run(world.host(), WINDOW_MS + GRACE_MS)
+    told = world.windows()
+    assert {(window.stats.ok, window.complete) for window in told} == {(1, True)}
+    assert len(told) <= WINDOWS_BACK_AT_START + 1
+
+
+def test_a_model_that_is_split_while_another_is_read_is_not_judged_by_half_a_window() -> None:
+    world = World()
+    host = world.host()
+    world.publish(*SPLIT, model="first")
+    world.run(host, WINDOW_MS)
+    world.answer(4)
+    world.run(host, 400)
+    assert world.log.clock.now_ms() % WINDOW_MS, "in the middle of a window, of which four answers are passed over"
+    world.publish(*SPLIT)
+    world.run(host, 200)
+    world.answer(3)
+    world.run(host, WINDOW_MS)
+    world.answer(2)
+    world.run(host, 2 * WINDOW_MS + GRACE_MS)
+    told = [(window.stats.ok, window.complete) for window in world.windows() if window.model == "churn"]
+    assert told == [(3, False), (2, True)]
