@@ -38,11 +38,17 @@ class Commits:
 
 
 def due_in_ms(state: WorkerState, commits: Commits, next_finish_ms: float | None) -> float | None:
-    """Milliseconds until the next commit should start; None: nothing to commit, or one is under way."""
+    """Milliseconds until the next commit should start; None: nothing to commit, or one is under way.
+
+    At a stop the last one starts at once, unless the one before it was aborted: that pause is kept. What still runs
+    then is committed in groups, as ever; only nothing waits for a batch that is about to finish.
+    """
     if commits.under_way or not state.dirty:
         return None
     if state.stopping:
-        return 0.0 if next_finish_ms is None else state.pacer.due_in_ms(state.at_ms, len(state.output.writes), None)
+        if any(engine.outstanding for engine in state.engines.values()):
+            return state.pacer.due_in_ms(state.at_ms, len(state.output.writes), None)
+        return state.pacer.blocked_for_ms(state.at_ms)
     return state.pacer.due_in_ms(state.at_ms, len(state.output.writes), next_finish_ms)
 
 

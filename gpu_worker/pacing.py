@@ -65,6 +65,10 @@ class CommitPacer:
         self.blocked_until = at_ms + ABORT_PAUSE_MS
         self.pending(at_ms)
 
+    def blocked_for_ms(self, at_ms: float) -> float:
+        """What is left of the pause after an aborted transaction."""
+        return max(0.0, self.blocked_until - at_ms)
+
     def interval_ms(self, pending: int) -> float:
         """Time between the starts of two commits when `pending` results wait."""
         factor = min(GROUP_FACTOR_MAX, 1.0 + pending / GROUP_UNIT)

@@ -18,7 +18,7 @@ from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
 from gpu_worker.edge.device_arena import DeviceArena
 from gpu_worker.edge.engine_ended import cause_of, oom_kills
 from gpu_worker.edge.engine_models import ArenaOption
-from gpu_worker.edge.engine_output import EngineOutput
+from gpu_worker.edge.engine_output import EngineOutput, join_all
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Activate,
@@ -73,7 +73,7 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 OUTPUT_WAIT_S = 1.0
-"""For the last output of engines, when the worker ends."""
+"""For the last output of all engines together, when the worker ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -196,13 +196,14 @@ class EngineLinks:
     def close(self) -> None:
         for engine in list(self._spares):
             self._end_spare(engine)
+        for child in self._children.values():
+            child.process.kill()  # all of them first: the end of one with much memory takes a while
         for child in list(self._children.values()):
             self.stop(child.key)
         for process in self._killed:
             process.wait()
         self._killed.clear()
-        for output in self._outputs:
-            output.join(OUTPUT_WAIT_S)
+        join_all(self._outputs, OUTPUT_WAIT_S, SystemClock())
         for group in self._emptying:
             group.remove()
         for fd in self._tiers.values():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import threading
+from collections.abc import Iterable
+from typing import Protocol
 
 from gpu_worker.output_gate import WINDOW_MS, OutputGate
 from sie_stream.ports import Clock
@@ -68,3 +70,16 @@ class EngineOutput:
                 written += os.write(self._log_fd, text[written:])
         except OSError:  # a full disk, a closed log: reading goes on all the same, since the engine must not wait
             return
+
+
+class Joins(Protocol):
+    """What can be waited for, for at most so many seconds."""
+
+    def join(self, timeout_s: float) -> None: ...
+
+
+def join_all(outputs: Iterable[Joins], timeout_s: float, clock: Clock) -> None:
+    """Wait for all of them, together no longer than `timeout_s`: a stop must not take that long for each."""
+    until_ms = clock.monotonic_ms() + 1_000.0 * timeout_s
+    for output in outputs:
+        output.join(max(0.0, (until_ms - clock.monotonic_ms()) / 1_000.0))
