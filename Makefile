@@ -91,7 +91,7 @@ test-backends: models .venv-triton/.ready .venv-vllm/.ready .venv-sglang/.ready 
 	@. .ci/environment.sh
 	say "installing a real $* into .venv-$*"
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-$*
-	$(BIN)/uv pip install --quiet --no-deps $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS)) --python .venv-$*/bin/python --requirements $<
+	with_steps $(BIN)/uv pip install --no-deps $(if $(TORCH_WHEELS),--find-links $(TORCH_WHEELS)) --python .venv-$*/bin/python --requirements $<
 	touch $@
 
 .PHONY: format
@@ -115,7 +115,7 @@ $(BENCH_READY): requirements-bench.lock $(READY)
 	@. .ci/environment.sh
 	say "installing the peers of the benchmark into .venv-bench"
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-bench
-	$(BIN)/uv pip install --quiet --python .venv-bench/bin/python --requirements requirements-bench.lock
+	with_steps $(BIN)/uv pip install --python .venv-bench/bin/python --requirements requirements-bench.lock
 	touch $@
 
 .PHONY: lock

@@ -48,7 +48,17 @@ install_project() {
         say "torch comes from the package index; on Linux x86 that is a CUDA build (4.7 GB). For a CPU build: make setup TORCH_WHEELS=dir"
     fi
     # Compiled once here: without it every engine process would compile scikit-learn or torch again where caches are off.
-    .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints requirements.lock "${options[@]}" --editable '.[dev]'
+    with_steps .venv/bin/uv pip install --compile-bytecode --python .venv/bin/python --constraints requirements.lock "${options[@]}" --editable '.[dev]'
+}
+
+# with_steps COMMAND...: uv's own bars at a terminal; elsewhere one line for each step and each large download, without
+# the list of all packages.
+with_steps() {
+    if [[ -t 2 ]]; then
+        "$@"
+    else
+        "$@" 2>&1 | { grep --line-buffered -v '^ [-+~] ' || true; }
+    fi
 }
 
 # torch_from_wheels FOLDER: true when the folder has a torch wheel that fits this interpreter.

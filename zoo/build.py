@@ -7,7 +7,6 @@ complete. A model whose fingerprint has not changed is left alone, so a second r
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -25,11 +24,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sie_stream.edge.file_lock import locked
 from zoo.fingerprint import Built, fingerprint, is_current, sizes
 from zoo.recipes import Recipe, catalogue, matching
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 INTERRUPTED = 130
+EVERY = 10
+"""In a pipe, progress is told at least at each so many models."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("\n".join(recipe.name for recipe in recipes))
         return 0
     out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second build waits, then finds everything done
+    # A second build waits, then finds everything done.
+    with locked(out / ".lock", f"building models into {out}", lambda text: console.print(text, highlight=False)):
         if not options.only:
             remove_strangers(out, {recipe.name for recipe in recipes}, console)
         waiting = [
@@ -79,14 +80,20 @@ def build_all(waiting: list[tuple[Recipe, str]], out: Path, jobs: int, console: 
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # the processes are the parallelism
     failures: dict[str, str] = {}
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("building models", total=len(waiting))
+        news = News(Counter(group_of(recipe) for recipe, _ in waiting))
+        if not console.is_terminal:
+            console.print(f"building {len(waiting)} models into {out}, {jobs} at a time, those that take longest first")
 
         def done(recipe: Recipe, error: BaseException | None) -> None:
             if error is not None:
                 failures[recipe.name] = f"{type(error).__name__}: {error}"
                 progress.console.print(f"[red]failed[/red] {recipe.name}: {failures[recipe.name]}")
             progress.update(bar, advance=1, description=recipe.name)
+            line = news.of(group_of(recipe))
+            if line and not console.is_terminal:
+                console.print(f"{line} ({time.monotonic() - started:.0f} s)", highlight=False)
 
         try:
             # Apart, since skops looks through every imported module, and transformers cannot bear that.
@@ -98,6 +105,32 @@ def build_all(waiting: list[tuple[Recipe, str]], out: Path, jobs: int, console: 
     shutil.rmtree(out / ".building", ignore_errors=True)
     console.print(_summary(waiting, failures, out, time.monotonic() - started))
     return 1 if failures else 0
+
+
+def group_of(recipe: Recipe) -> str:
+    """What its models have in common, for people."""
+    return recipe.dataset or "pretrained"
+
+
+class News:
+    """Lines for a build that nobody sees bars of: one for each group that is done, and one for every tenth model.
+
+    `groups`: how many models of each are to be built.
+    """
+
+    def __init__(self, groups: Mapping[str, int]) -> None:
+        self._left = dict(groups)
+        self._total = sum(groups.values())
+        self._done = 0
+
+    def of(self, group: str) -> str:
+        """What to say of one more model of that group; empty: nothing."""
+        self._done += 1
+        self._left[group] -= 1
+        so_far = f"{self._done} of {self._total} models"
+        if not self._left[group]:
+            return f"{so_far}: {group} is done"
+        return so_far if self._done % EVERY == 0 else ""
 
 
 def build_group(
@@ -150,11 +183,9 @@ def _summary(waiting: list[tuple[Recipe, str]], failures: dict[str, str], out: P
         table.add_column(heading)
     for heading in ("models", "MiB"):
         table.add_column(heading, justify="right")
-    counts = Counter((recipe.dataset or "pretrained", recipe.form) for recipe in built)
+    counts = Counter((group_of(recipe), recipe.form) for recipe in built)
     for (kind, form), count in sorted(counts.items()):
-        folders = [
-            out / recipe.name for recipe in built if (recipe.dataset or "pretrained", recipe.form) == (kind, form)
-        ]
+        folders = [out / recipe.name for recipe in built if (group_of(recipe), recipe.form) == (kind, form)]
         size = sum(size for folder in folders for size in sizes(folder).values())
         table.add_row(kind, form, str(count), f"{size / (1 << 20):.1f}")
     return table

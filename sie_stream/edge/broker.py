@@ -22,8 +22,9 @@ from typing import Self
 
 from sie_stream.deadline import Deadline
 from sie_stream.edge.broker_home import HOST, Tenant, accepts, evict, free_port, is_free, read_tenant, write_tenant
+from sie_stream.edge.file_lock import locked, to_stderr
 from sie_stream.edge.java import Compiler, Java, find_java
-from sie_stream.edge.kafka_jars import BrokerFailed, class_path, default_cache_dir, ensure_jars, locked
+from sie_stream.edge.kafka_jars import BrokerFailed, class_path, default_cache_dir, ensure_jars
 from sie_stream.edge.kafka_training import train
 from sie_stream.edge.orphans import stop_with_parent
 
@@ -305,16 +306,18 @@ class EmbeddedBroker:
         (self._data_dir / "server.properties").write_text("".join(lines))
 
 
-def prepare(cache_dir: Path | None = None, java_home: str | None = None, say: Callable[[str], None] = print) -> None:
+def prepare(
+    cache_dir: Path | None = None, java_home: str | None = None, say: Callable[[str], None] = to_stderr
+) -> None:
     """Make later starts fast and free of the network: jars, then the class archive of a training run.
 
     Safe to call again and from several processes. Raises BrokerFailed.
     """
     cache = cache_dir or default_cache_dir()
     java = find_java(java_home)
-    say(f"Apache Kafka: jars in {ensure_jars(cache)}")
+    say(f"Apache Kafka: jars in {ensure_jars(cache, say)}")
     archive = java.archive(cache)
-    with locked(cache, "kafka-archive"):
+    with locked(cache / ".kafka-archive.lock", "preparing fast starts of Apache Kafka", say):
         if not archive.exists():
             say(f"Apache Kafka: one training run for fast starts (Java {java.version}, half a minute)")
             _train(cache, java, java_home, archive)

@@ -5,20 +5,19 @@ The download runs in a process of its own (kafka_fetch), because importing jgo t
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from sie_stream.edge.file_lock import locked, to_stderr
 from sie_stream.errors import LogError
 
 FETCH_TIMEOUT_S = 900
@@ -66,15 +65,16 @@ def missing_jars(cache_dir: Path) -> list[str]:
     return [jar.file_name for jar in JARS if not (folder / jar.file_name).is_file()]
 
 
-def ensure_jars(cache_dir: Path) -> Path:
+def ensure_jars(cache_dir: Path, say: Callable[[str], None] = to_stderr) -> Path:
     """The folder with all jars, downloaded once.
 
     Several processes may call this at once: one downloads, the others wait for it. The folder appears whole, by one
     rename, so a reader never sees half of it. Raises BrokerFailed.
     """
     if missing_jars(cache_dir):
-        with locked(cache_dir, "kafka-jars"):
+        with locked(cache_dir / ".kafka-jars.lock", "downloading Apache Kafka", say):
             if missing_jars(cache_dir):
+                say("Apache Kafka: downloading its jars (once)")
                 _download(cache_dir)
     return jars_dir(cache_dir)
 
@@ -82,15 +82,6 @@ def ensure_jars(cache_dir: Path) -> Path:
 def class_path(folder: Path) -> str:
     """Class path in a fixed order: a class archive is only valid for exactly this text."""
     return os.pathsep.join(str(folder / jar.file_name) for jar in JARS)
-
-
-@contextlib.contextmanager
-def locked(cache_dir: Path, name: str) -> Iterator[None]:
-    """Holds a lock between processes; the kernel lets go of it when its holder dies."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with (cache_dir / f".{name}.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _download(cache_dir: Path) -> None:

@@ -26,6 +26,8 @@ def test_a_second_build_does_nothing_and_a_damaged_model_is_built_again(tmp_path
     first = zoo_build(*wanted)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "2 models built" in first.stdout
+    assert "building 2 models" in first.stdout, "in a pipe, too, a build is not silent until its end"
+    assert "2 of 2 models: iris is done" in first.stdout
     assert sorted(folder.name for folder in tmp_path.glob("iris*")) == ["iris-nb-petal", "iris-nb-sepal"]
     assert "up to date" in zoo_build(*wanted).stdout
     (tmp_path / "iris-nb-petal" / "model.onnx").write_bytes(b"")

@@ -18,7 +18,7 @@ import msgspec
 import typer
 from rich.live import Live
 
-from sie_stream.cli.cluster import Cluster, Layout
+from sie_stream.cli.cluster import Cluster, Layout, refuse_if_running
 from sie_stream.cli.declare import apply_specs
 from sie_stream.cli.demo.screen import live_view, progress_bars, proof_line, show_summary
 from sie_stream.cli.demo.tally import Tally
@@ -66,6 +66,7 @@ def demo(
         )
     state_dir = Path(settings.state_dir, "demo") if keep else Path(tempfile.mkdtemp(prefix="sie-stream-demo-"))
     if keep:
+        refuse_if_running(state_dir.absolute())  # its state and logs are in that folder
         shutil.rmtree(state_dir, ignore_errors=True)
     settings = msgspec.structs.replace(settings, state_dir=str(state_dir))
     say = console.print if output is OutputFormat.TABLE else error_console.print
