@@ -89,8 +89,7 @@ def trace(
     """
     now_ms = round(time.time() * 1_000)
     times = _times(around, since, now_ms)
-    if slow == (request_id is not None) or slow != bool(model):
-        raise ConfigError("name one request, or give --slow and --model together")
+    _refuse_unclear(request_id, slow, model)
     if (key and times is None) or (slow and (key or otel)):
         raise ConfigError("--key needs --around or --since, and neither --key nor --otel goes with --slow")
     connection = Connection.open(bootstrap_servers)
@@ -114,6 +113,14 @@ def trace(
         elsewhere = "leave --around and --since out to look everywhere" if times else "see `sie-stream doctor`"
         error_console.print(f"no request {request_id!r} was found; {elsewhere}", highlight=False, markup=False)
         raise typer.Exit(1)
+
+
+def _refuse_unclear(request_id: str | None, slow: bool, model: str) -> None:
+    """Raises ConfigError unless exactly one request, or the slow ones of a model, are asked for."""
+    if request_id is not None and not request_id.strip():
+        raise ConfigError("request id '': it is empty; is a variable of your shell not set?")
+    if slow == (request_id is not None) or slow != bool(model):
+        raise ConfigError("name one request, or give --slow and --model together")
 
 
 def _times(around: str, since: str, now_ms: int) -> Times | None:

@@ -116,7 +116,10 @@ def _unreadable(language: str, error: Exception, filename: str) -> Problem:
         return Problem("", "", f"nested too deep to be read as {language}.", where=filename)
     if isinstance(error, _TwiceError):
         return Problem(error.key, shown(error.key), str(error), where=filename)
-    return Problem("", "", f"not valid {language}: {' '.join(str(error).split())}.", where=filename)
+    words = " ".join(str(error).split()).replace(
+        'in "<unicode string>", ', "at "
+    )  # PyYAML names the text, not the file
+    return Problem("", "", f"not valid {language}: {words}.", where=filename)
 
 
 def _items(body: object) -> list[object]:

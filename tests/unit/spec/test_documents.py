@@ -93,3 +93,12 @@ def test_a_text_without_end_is_refused() -> None:
 def test_no_text_does_anything_but_parse_or_raise_spec_error(text: str) -> None:
     with pytest.raises(SpecError):
         parse_documents(text, "f.yaml")
+
+
+def test_where_yaml_breaks_is_told_by_file_and_line_alone() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_documents("a: 1\nb: c: 2\n", "broken.yaml")
+    text = str(caught.value)
+    assert "broken.yaml: not valid YAML: mapping values are not allowed" in text
+    assert "at line 2, column 5" in text
+    assert "unicode string" not in text

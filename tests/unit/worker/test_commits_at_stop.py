@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_worker.facts import Commit, CommitAborted
+from gpu_worker.committer import CommitPort
+from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded
 from gpu_worker.pacing import ABORT_PAUSE_MS
 from gpu_worker.sim.engine import EngineScript
 from sie_stream.ports import Clock
@@ -29,16 +30,16 @@ class AlwaysAborted:
 class Counting:
     """A CommitPort that counts what the other one is told to start."""
 
-    def __init__(self, inner: object) -> None:
+    def __init__(self, inner: CommitPort) -> None:
         self._inner = inner
         self.started = 0
 
     def start(self, commit: Commit) -> None:
         self.started += 1
-        self._inner.start(commit)  # type: ignore[attr-defined]
+        self._inner.start(commit)
 
-    def outcome(self) -> object:
-        return self._inner.outcome()  # type: ignore[attr-defined]
+    def outcome(self) -> CommitSucceeded | CommitAborted | None:
+        return self._inner.outcome()
 
 
 def test_commits_that_are_aborted_while_it_stops_are_paused_as_ever() -> None:
