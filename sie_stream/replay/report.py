@@ -194,7 +194,7 @@ class Tally:
         self._list(original, Again("failed", "", "", "", None, "unavailable", reason), place, "version", (), None)
 
     def absent(self, place: Place, request_id: str, model: str, cause: Cause, why: str) -> None:
-        """A request without its result (missing), or a result without its work item (retention, missing)."""
+        """A request without its result (missing), or a result without its work item (retention)."""
         self._count(cause)
         if len(self.differences) < EXAMPLES_MAX:
             self.differences.append(Difference(request_id, place, cause, model, "", "", "", why))

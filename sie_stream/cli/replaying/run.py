@@ -209,7 +209,10 @@ class Replay:
                 self._tally.not_scored(SHADOW_COPY)
                 continue
             if original is None:
-                why = "no terminal record: not finished yet, or written after the time that was looked at (--late)"
+                why = (
+                    "no terminal record: not finished yet, deleted, behind an open transaction, or written after the "
+                    "time that was looked at (--late)"
+                )
                 self._tally.absent(place_of(record), work.request_id, work.model, "missing", why)
                 continue
             if not matched:
@@ -334,8 +337,11 @@ class Replay:
             self._tally.more("retention", gone - len(listed))
             rest = self._scratch.held(place) - gone - self._matched.get(place, 0)
             if rest > 0:
-                self._tally.more("missing", rest)
-                self._tally.note(f"{place.topic}[{place.partition}]: {rest} results whose work item is not readable.")
+                self._tally.more("retention", rest)
+                self._tally.note(
+                    f"{place.topic}[{place.partition}]: {rest} results whose work item is not there, or cannot be "
+                    "read, though the partition begins before it."
+                )
         for request_id in sorted(choice.ids_left):
             self._tally.absent(
                 Place("", -1, -1), request_id, "", "missing", "no terminal record with this id was found"
