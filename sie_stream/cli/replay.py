@@ -42,6 +42,11 @@ EXIT_INTERRUPTED = 130
 GC_THRESHOLDS = (20_000, 20, 20)
 """As in a worker: records form no cycles, and looking for them every 700 allocations costs a tenth of the time."""
 
+LateOption = Annotated[
+    str,
+    typer.Option(help="How long after the range its results are looked for. Default: 10m; on a topic of requests all."),
+]
+
 
 def replay(
     topic: Annotated[
@@ -61,12 +66,7 @@ def replay(
         float, typer.Option(help="Largest accepted distance of a number, relative above 1. 0: exact.", min=0)
     ] = 0.0,
     speed: Annotated[str, typer.Option(help="500 records/s at most, or 1x, 0.5x the original pace.")] = "",
-    late: Annotated[
-        str,
-        typer.Option(
-            help="How long after the range its results are looked for. Default: 10m; on a topic of requests all."
-        ),
-    ] = "",
+    late: LateOption = "",
     to_topic: Annotated[str, typer.Option(help="A topic of your own that the new results are written to.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the report with plots to this file.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write every compared record to this file.")] = None,

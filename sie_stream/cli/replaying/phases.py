@@ -54,7 +54,7 @@ class Phases:
     @contextmanager
     def engine_starts(self, launch: ModelLaunch) -> Iterator[None]:
         """Around the wait for a version to be loaded, which takes seconds, for a large model minutes."""
-        said = f"starting a {launch.backend} engine for {launch.model}@{launch.version}"
+        said = f"starting an engine for {launch.model}@{launch.version} ({launch.backend})"
         if not self._console.is_terminal or self._phase is None:
             self._console.print(said, highlight=False, markup=False)
             yield

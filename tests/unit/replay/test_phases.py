@@ -8,7 +8,7 @@ from sie_stream.cli.output import SafeConsole
 from sie_stream.cli.replaying.phases import Phases
 from tests.unit.replay.test_engines import launch
 
-STARTING = "starting a sim engine for m@1"
+STARTING = "starting an engine for m@1 (sim)"
 
 
 def test_a_pipe_gets_one_line_for_a_wait_and_nothing_else() -> None:
