@@ -5,24 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import Progress, TaskID
 
 from gpu_worker.edge.engine_link import EngineLinks
 from sie_stream.cli.declared_outputs import declared_in
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, console, show_json
-from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.replaying.choosing import Choice, Question, choose
 from sie_stream.cli.replaying.declared import declarations
 from sie_stream.cli.replaying.engines import Engines
 from sie_stream.cli.replaying.outputs import OutputTopic, checked_topic
 from sie_stream.cli.replaying.page import report_page
+from sie_stream.cli.replaying.phases import Phases
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.reading import Readers
 from sie_stream.cli.replaying.run import Job, Replay
@@ -44,6 +42,11 @@ EXIT_INTERRUPTED = 130
 GC_THRESHOLDS = (20_000, 20, 20)
 """As in a worker: records form no cycles, and looking for them every 700 allocations costs a tenth of the time."""
 
+LateOption = Annotated[
+    str,
+    typer.Option(help="How long after the range its results are looked for. Default: 10m; on a topic of requests all."),
+]
+
 
 def replay(
     topic: Annotated[
@@ -63,7 +66,7 @@ def replay(
         float, typer.Option(help="Largest accepted distance of a number, relative above 1. 0: exact.", min=0)
     ] = 0.0,
     speed: Annotated[str, typer.Option(help="500 records/s at most, or 1x, 0.5x the original pace.")] = "",
-    late: Annotated[str, typer.Option(help="How long after the range its results are looked for.")] = "10m",
+    late: LateOption = "",
     to_topic: Annotated[str, typer.Option(help="A topic of your own that the new results are written to.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the report with plots to this file.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write every compared record to this file.")] = None,
@@ -91,7 +94,7 @@ def replay(
     """
     name, version = model_and_version(model)
     _check_folders(html=html, parquet=parquet)
-    late_ms, ids = duration_ms(late, "--late"), tuple(request_id or ())
+    late_ms, ids = duration_ms(late, "--late") if late else None, tuple(request_id or ())
     question = Question(topic, first, until, tuple(partition or ()), ids, decision, name, late_ms)
     asked = Asked(question, version, tolerance, speed, to_topic, parquet, harmful)
     connection = Connection.open(bootstrap_servers)
@@ -144,7 +147,8 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
     with ExitStack() as stack:
         readers = Readers(connection)
         stack.callback(readers.close)
-        with _progress("declarations"):
+        phases = Phases()
+        with phases.begin("declarations"):
             book = VersionBook(declarations(readers.records, settings.topics))
         question = asked.question
         pinned = book.pinned(question.model, asked.version) if asked.version else None
@@ -174,21 +178,25 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
         tell = None if file is None and topic is None else tell_each
         protection = Protection(lambda: open_keys(connection), DeclaredOutputs(declared_in(book)))
         run = Replay(readers, settings, book, job, scratch, tally, tell, stop, protection)
-        engines = Engines(EngineLinks(settings.engine_threads), settings.record_bytes_max, run.answered, stop)
+        links = EngineLinks(settings.engine_threads)
+        engines = Engines(links, settings.record_bytes_max, run.answered, stop, phases.engine_starts)
         stack.callback(engines.close)
-        choice = choose(readers, settings.topics, question, stop)
-        return _through(run, choice, engines, tally, stop, asked)
+        with phases.begin("looking for the range"):
+            choice = choose(readers, settings.topics, question, stop)
+        return _through(run, choice, engines, tally, stop, asked, phases)
 
 
-def _through(run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: StopFlag, asked: Asked) -> Report:
+def _through(
+    run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: StopFlag, asked: Asked, phases: Phases
+) -> Report:
     """Both passes, with a bar for each."""
     started_s = time.monotonic()
-    with _progress("results") as (progress, bar):
-        progress.update(bar, total=sum(span.size for span in choice.results))
-        run.find_results(choice, engines, lambda count: progress.advance(bar, count))
-    with _progress("replaying") as (progress, bar):
-        progress.update(bar, total=run.size(choice))
-        run.run(choice, engines, lambda count: progress.advance(bar, count))
+    with phases.begin("results") as phase:
+        phase.goes_to(sum(span.size for span in choice.results))
+        run.find_results(choice, engines, phase.moved)
+    with phases.begin("replaying") as phase:
+        phase.goes_to(run.size(choice))
+        run.run(choice, engines, phase.moved)
     if not (tally.answers or tally.causes or tally.unscored or stop):
         tally.note("nothing is in this range")
     title = choice.title + (f" on {asked.question.model}@{asked.version}" if asked.version else ", as it was")
@@ -201,10 +209,3 @@ def _through(run: Replay, choice: Choice, engines: Engines, tally: Tally, stop: 
         partial=bool(stop),
         to_topic=asked.to_topic,
     )
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    """Offsets passed, and the time that is left, on standard error."""
-    with progress_bars() as progress:
-        yield progress, progress.add_task(what, total=None)

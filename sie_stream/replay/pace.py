@@ -27,6 +27,30 @@ class Pace(Struct, frozen=True):
         return due
 
 
+CREDIT_MS = 100.0
+"""How far a replay may run behind its pace and catch up: sleeps are a little longer than asked."""
+
+
+class Pacer:
+    """Holds records to a pace from the first of them on. Time that was lost, as to an engine that had to start, is not
+    made up for: a limit is a limit in every second."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._count = 0
+        self._started_ms = 0.0
+        self._first_at_ms = 0
+
+    def start_ms(self, now_ms: float, at_ms: int) -> float:
+        """When the next record, written at `at_ms`, may start, on the clock of `now_ms`."""
+        if not self._count:
+            self._started_ms, self._first_at_ms = now_ms, at_ms
+        due_ms = self._pace.due_ms(self._count, self._first_at_ms, at_ms)
+        self._count += 1
+        self._started_ms = max(self._started_ms, now_ms - due_ms - CREDIT_MS)
+        return self._started_ms + due_ms
+
+
 def parse_speed(text: str) -> Pace:
     """`500` records/s, `2x` the original pace, empty for as fast as it goes. Raises ConfigError."""
     if not text:

@@ -10,7 +10,7 @@ from sie_stream.replay.compare import Again, Cause, Original, Verdict
 from sie_stream.replay.drift import Histogram, Sample, histogram, ks, psi, quantile, score_and_label
 
 EXAMPLES_MAX = 100
-"""Differences listed one by one; --parquet has every record."""
+"""Differences listed one by one, those that change a decision first; --parquet has every record."""
 CHANGES_MAX = 1_000
 """Different (label before, label after) pairs that are counted."""
 CHANGES_SHOWN = 20
@@ -44,6 +44,8 @@ class Difference(Struct, frozen=True):
     fields: tuple[str, ...] = ()
     distance: float | None = None
     """None: not a matter of numbers."""
+    decision: str = ""
+    """`before -> after` where the decision (label, or how it ended) is another one."""
 
 
 class Change(Struct, frozen=True):
@@ -95,6 +97,7 @@ class Report(Struct, frozen=True):
     """Nobody was answered from an engine then (expired, shed, copies for shadows ...): not compared."""
     models: tuple[ModelReport, ...]
     differences: tuple[Difference, ...]
+    """The first of each kind: those that change a decision stand before the others."""
     reasons: dict[str, int]
     """Why a version was not to be had, or an engine refused."""
     notes: tuple[str, ...]
@@ -134,7 +137,8 @@ class Tally:
         self.unscored: dict[str, int] = {}
         self.reasons: dict[str, int] = {}
         self.notes: list[str] = []
-        self.differences: list[Difference] = []
+        self._decided: list[Difference] = []
+        self._others: list[Difference] = []
         self._models: dict[str, _Model] = {}
 
     def answered(self, original: Original, again: Again, place: Place, found: Verdict) -> None:
@@ -145,7 +149,7 @@ class Tally:
         model = self._model(original.model)
         model.before_versions.setdefault(original.version)
         model.after_versions.setdefault(again.version)
-        score, after = self._moved(model, original, again)
+        score, after, decision = self._moved(model, original, again)
         if score is not None and after is not None:
             model.scores.add(score, after)
         if again.inference_ms:
@@ -156,7 +160,7 @@ class Tally:
             model.different += 1
             distance = found.distance if found.distance < float("inf") else None
             self._count(found.cause)
-            self._list(original, again, place, found.cause, found.fields, distance)
+            self._list(original, again, place, found.cause, found.fields, distance, decision)
 
     def same(self, originals: Iterable[Original], version: str, inference_ms: float) -> None:
         """Requests whose answers are equal, by `version` in one batch of `inference_ms`."""
@@ -176,16 +180,18 @@ class Tally:
     def _model(self, name: str) -> _Model:
         return self._models.setdefault(name or NO_MODEL, _Model())
 
-    def _moved(self, model: _Model, original: Original, again: Again) -> tuple[float | None, float | None]:
+    def _moved(self, model: _Model, original: Original, again: Again) -> tuple[float | None, float | None, str]:
+        """Both scores, and how the decision changed."""
         before, label = score_and_label(original.outputs)
         after, other = score_and_label(again.outputs)
         ended, other_ended = label or original.status, other or again.status
-        if ended != other_ended:
-            model.labels_changed += 1
-            pair = (ended[:TEXT_MAX], other_ended[:TEXT_MAX])
-            if pair in model.changes or len(model.changes) < CHANGES_MAX:
-                model.changes[pair] = model.changes.get(pair, 0) + 1
-        return before, after
+        if ended == other_ended:
+            return before, after, ""
+        model.labels_changed += 1
+        pair = (ended[:TEXT_MAX], other_ended[:TEXT_MAX])
+        if pair in model.changes or len(model.changes) < CHANGES_MAX:
+            model.changes[pair] = model.changes.get(pair, 0) + 1
+        return before, after, " -> ".join(pair)
 
     def unavailable(self, original: Original, place: Place, reason: str) -> None:
         """The version that answered is not to be had any more."""
@@ -194,10 +200,10 @@ class Tally:
         self._list(original, Again("failed", "", "", "", None, "unavailable", reason), place, "version", (), None)
 
     def absent(self, place: Place, request_id: str, model: str, cause: Cause, why: str) -> None:
-        """A request without its result (missing), or a result without its work item (retention, missing)."""
+        """A request without its result (missing), or a result without its work item (retention)."""
         self._count(cause)
-        if len(self.differences) < EXAMPLES_MAX:
-            self.differences.append(Difference(request_id, place, cause, model, "", "", "", why))
+        if len(self._others) < EXAMPLES_MAX:
+            self._others.append(Difference(request_id, place, cause, model, "", "", "", why))
 
     def more(self, cause: Cause, count: int) -> None:
         """Absences beyond those that are listed one by one."""
@@ -230,12 +236,14 @@ class Tally:
         cause: Cause,
         fields: tuple[str, ...],
         distance: float | None,
+        decision: str = "",
     ) -> None:
-        if len(self.differences) < EXAMPLES_MAX:
+        listed = self._decided if decision else self._others
+        if len(listed) < EXAMPLES_MAX:
             before, after = said(original.outputs, original.error_code, ""), said(again.outputs, again.error_code, "")
             if again.error_message:
                 after = said(None, again.error_code, again.error_message)
-            self.differences.append(
+            listed.append(
                 Difference(
                     original.request_id,
                     place,
@@ -247,6 +255,7 @@ class Tally:
                     after,
                     fields,
                     distance,
+                    decision,
                 )
             )
 
@@ -263,7 +272,7 @@ class Tally:
             causes={cause: self.causes[cause] for cause in sorted(self.causes)},
             unscored=dict(sorted(self.unscored.items())),
             models=models,
-            differences=tuple(self.differences),
+            differences=tuple([*self._decided, *self._others][:EXAMPLES_MAX]),
             reasons=self.reasons,
             notes=tuple(self.notes),
             exact=exact,

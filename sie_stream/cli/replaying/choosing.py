@@ -22,6 +22,11 @@ from sie_stream.rollout_records import answering_unit
 
 SLACK_MS = 60_000
 """Clocks of brokers and workers differ by less."""
+AHEAD_MS = 3_600_000
+"""Producers of requests choose the time on a record. Kafka takes what is an hour ahead of its own clock
+(message.timestamp.after.max.ms), and whatever is behind it."""
+LATE_MS = 600_000
+"""How long after a range of work items its results are looked for, unless --late says."""
 
 
 class Question(Struct, frozen=True):
@@ -34,7 +39,8 @@ class Question(Struct, frozen=True):
     request_ids: tuple[str, ...] = ()
     decision: str = ""
     model: str = ""
-    late_ms: int = 600_000
+    late_ms: int | None = None
+    """None: LATE_MS after work items. After requests as long as the log goes: their times may lie years back."""
 
 
 class Choice(Struct):
@@ -142,7 +148,10 @@ def _by_work(readers: Readers, names: TopicNames, asked: Question, topics: Seque
         first, until = ranges.get(TopicPartition(origin.work_topic, origin.work_partition), (0, 0))
         return first <= origin.work_offset < until
 
-    results = _results_of(readers, names, work, asked, stop)
+    times = [] if any(span.gone for span in work) else readers.first_times(work, stop)
+    end_ms = _end_ms(readers, work, asked, stop)
+    late_ms = LATE_MS if asked.late_ms is None else asked.late_ms
+    results = _results_between(readers, names, min(times) - SLACK_MS if times else None, end_ms, late_ms)
     title = f"{topics[0]}{f' and {len(topics) - 1} of variants' if len(topics) > 1 else ''}{_range(asked)}"
     # The topics of variants begin with the name of the model's own.
     return Choice(title, results, wanted, work, needle=_bytes(topics[0]))
@@ -156,29 +165,41 @@ def _by_source(readers: Readers, names: TopicNames, asked: Question, topic: str,
     )
     ranges = {span.partition: (span.start - span.gone, span.end) for span in source}
     of_model = _of_model(asked.model)
+    from_ms, to_ms = _time_of("--from", asked.first), _time_of("--to", asked.until)
 
     def wanted(result: Result) -> bool:
         origin = result.provenance
         if origin.source_topic != topic or not of_model(result):
             return False
         first, until = ranges.get(origin.source_partition, (0, 0))
-        return first <= origin.source_offset < until
+        at_ms = result.finished_at - result.timings_ms.total
+        if origin.source_offset >= until or (to_ms is not None and at_ms > to_ms):
+            return False
+        # Kafka found the first request of that time that is there still. Compaction may have removed some before it.
+        return origin.source_offset >= first or (from_ms is not None and at_ms >= from_ms)
 
-    results = _results_of(readers, names, source, asked, stop)
+    begun_ms = readers.written_from(source, stop) if from_ms is None else from_ms
+    first_ms = None if begun_ms is None or any(span.gone for span in source) else begun_ms - AHEAD_MS - SLACK_MS
+    end_ms = None if asked.late_ms is None else _end_ms(readers, source, asked, stop)
+    results = _results_between(readers, names, first_ms, end_ms, asked.late_ms or 0)
     notes = (*out_of_reach(source), f"Requests on {topic} without any result are not looked for: `audit verify` does.")
     return Choice(f"{topic}{_range(asked)}", results, wanted, notes=notes, needle=_bytes(topic))
 
 
-def _results_of(
-    readers: Readers, names: TopicNames, spans: Sequence[Span], asked: Question, stop: StopFlag
+def _results_between(
+    readers: Readers, names: TopicNames, first_ms: int | None, end_ms: int | None, late_ms: int
 ) -> list[Span]:
-    """Where the results of these records can be: from the first of them to `late_ms` after the range."""
+    """Terminal records written from `first_ms` to `late_ms` after `end_ms`; None: from the first one, to the last.
+
+    Where the topic itself begins later than that, the span says so: what is before its beginning is gone.
+    """
     places = readers.partitions(names.results)
-    gone = any(span.gone for span in spans)
-    times = [] if gone else readers.first_times(spans, stop)
-    first = readers.records.offsets_at(places, min(times) - SLACK_MS) if times else {}
-    end_ms = _end_ms(readers, spans, asked, stop)
-    ends = {} if end_ms is None else readers.records.offsets_at(places, end_ms + asked.late_ms)
+    first: dict[TopicPartition, int] = {}
+    if first_ms is not None:
+        bounds = readers.bounds(places)
+        found = readers.records.offsets_at(places, first_ms)
+        first = {place: offset for place, offset in found.items() if offset > bounds[place].beginning}
+    ends = {} if end_ms is None else readers.records.offsets_at(places, end_ms + late_ms)
     return readers.spans(places, first.get, ends.get)
 
 
@@ -193,6 +214,11 @@ def _end_ms(readers: Readers, spans: Sequence[Span], asked: Question, stop: Stop
     after = [Span(span.topic, span.partition, span.end, stable[span.place].stable) for span in filled]
     times = readers.first_times(after, stop)
     return max(times) if times and len(times) == len(filled) else None
+
+
+def _time_of(option: str, text: str) -> int | None:
+    """None for an offset, and for nothing."""
+    return None if not text or _is_offset(text) else moment(option, text)
 
 
 def _is_offset(text: str) -> bool:

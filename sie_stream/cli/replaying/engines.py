@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 from msgspec import Struct
@@ -58,13 +59,23 @@ class Batch(Struct, eq=False):
 
 Answered = Callable[[Target, Sequence[object], Sequence[EngineOutput], float], None]
 """(target, tokens, their outputs, inference ms of the batch)"""
+Waiting = Callable[[ModelLaunch], AbstractContextManager[None]]
+"""Around a wait for a version to be loaded."""
+
+
+def unheard(_launch: ModelLaunch) -> AbstractContextManager[None]:
+    """Nobody is told of waits."""
+    return nullcontext()
 
 
 class Engines:
     """Loads versions, runs batches, and tries alone what an engine did not survive."""
 
-    def __init__(self, links: EnginePort, record_bytes_max: int, answered: Answered, stop: StopFlag) -> None:
+    def __init__(
+        self, links: EnginePort, record_bytes_max: int, answered: Answered, stop: StopFlag, waiting: Waiting = unheard
+    ) -> None:
         self._links = links
+        self._waiting = waiting
         self._stop = stop
         self._stage2_of = Stage2Store(record_bytes_max)
         self._answered = answered
@@ -110,10 +121,12 @@ class Engines:
         return found
 
     def _loaded(self, target: Target) -> Target | Unavailable:
-        while target.slot in self._loading:
-            if self._stop:
-                return Unavailable(f"{target.launch.model}@{target.launch.version}: stopped while it was loading")
-            self._poll(WAIT_MS)
+        if target.slot in self._loading:
+            with self._waiting(target.launch):
+                while target.slot in self._loading and not self._stop:
+                    self._poll(WAIT_MS)
+        if target.slot in self._loading:
+            return Unavailable(f"{target.launch.model}@{target.launch.version}: stopped while it was loading")
         why = self._refused.get(target.slot)
         return target if why is None else Unavailable(f"{target.launch.model}@{target.launch.version}: {why}")
 

@@ -151,13 +151,13 @@ def _differences(found: tuple[Difference, ...]) -> Iterable[str]:
             one.request_id,
             f"{one.place.topic}[{one.place.partition}]@{one.place.offset}" if one.place.topic else "-",
             one.cause,
-            ", ".join(one.fields),
+            one.decision or ", ".join(one.fields),
             one.before,
             one.after,
         )
         for one in found
     )
-    yield _rows(("request", "place", "cause", "fields", "before", "after"), rows)
+    yield _rows(("request", "place", "cause", "decision or fields", "before", "after"), rows)
 
 
 def _notes(report: Report) -> Iterable[str]:

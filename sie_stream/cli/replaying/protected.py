@@ -59,7 +59,7 @@ class Protection:
             return "shredded", "the data of its subject was shredded: nobody can read it"
         try:
             self._opened(original, {})
-            for kek in self._keks(original):
+            for kek in self._keks(original).values():
                 self._opener.hashed_as(Hashed(kek, ""), None)
         except KeyUnavailable as error:
             return "no_key", str(error)
@@ -115,25 +115,29 @@ class Protection:
             return False
         return bool(sealed_in(outputs, self._places(original)) or self._keks(original))
 
-    def _keks(self, original: Original) -> list[str]:
-        """Keys that hashes of this answer were made with."""
-        found: dict[str, None] = {}
+    def _keks(self, original: Original) -> dict[str, str]:
+        """Keys that hashes of this answer were made with, by the path of the field. A worker may learn of a rotation
+        between two fields."""
+        found: dict[str, str] = {}
 
-        def note(_path: str, form: Sealed | Hashed) -> None:
+        def note(path: str, form: Sealed | Hashed) -> None:
             if isinstance(form, Hashed):
-                found.setdefault(form.kek)
+                found.setdefault(path, form.kek)
 
         changed_forms(original.outputs or b"null", note, self._places(original))
-        return list(found)
+        return found
 
-    def _as_hashed(self, again: Again, fields: dict[str, str], keks: list[str]) -> Again:
+    def _as_hashed(self, again: Again, fields: dict[str, str], keks: dict[str, str]) -> Again:
         """New values of hashed fields, as they would have been written then."""
         paths = [path for path, how in fields.items() if how == "hash"]
         if again.outputs is None or not paths or not keks:
             return again
-        known = Hashed(keks[0], "")
-        outputs = changed(again.outputs, paths, lambda _, value: self._opener.hashed_as(known, value))
-        return replace(again, outputs=outputs)
+        newest = max(keks.values())
+
+        def hashed(path: str, value: Any) -> str:
+            return self._opener.hashed_as(Hashed(keks.get(path, newest), ""), value)
+
+        return replace(again, outputs=changed(again.outputs, paths, hashed))
 
     def _hidden(self, outputs: bytes | None, fields: dict[str, str]) -> bytes | None:
         return None if outputs is None else hidden(outputs, fields, self._secret)

@@ -20,7 +20,8 @@ POLL_MS = 100
 BATCH_MIN = 2_000
 POLLS_MAX = 16
 """Polls before positions are looked at all the same: beyond the end of a span production goes on writing."""
-FIRST_WAIT_POLLS = 100
+BACK_FIRST, BACK_FACTOR = 64, 16
+"""Offsets that are looked through before a gap, and how many times more when there is nothing."""
 
 Moved = Callable[[int], None]
 """Told how many offsets were passed."""
@@ -104,13 +105,42 @@ class Readers:
 
     def first_times(self, spans: Iterable[Span], stop: StopFlag) -> list[int]:
         """Timestamp of the first record of every span that has one."""
-        found = []
+        firsts = (self._edge(span, stop) for span in spans)
+        return [first.timestamp_ms for first in firsts if first is not None]
+
+    def written_from(self, spans: Iterable[Span], stop: StopFlag) -> int | None:
+        """A time on or before which the producers wrote the first of every span; None where nothing says.
+
+        The first record that is there is not the first that was, where compaction removed some: then the last one
+        before the span is asked.
+        """
+        times: list[int] = []
         for span in spans:
-            for records in self.read([span], lambda _: None, stop):
-                if records:
-                    found.append(records[0].timestamp_ms)
-                    break
-        return found
+            if not span.size:
+                continue
+            first = self._edge(span, stop)
+            if first is None or first.offset > span.start:
+                first = self._last_before(span, stop)
+            if first is None:
+                return None
+            times.append(first.timestamp_ms)
+        return min(times, default=None)
+
+    def _edge(self, span: Span, stop: StopFlag) -> LogRecord | None:
+        """The first record of a span."""
+        return next((records[0] for records in self.read([span], lambda _: None, stop) if records), None)
+
+    def _last_before(self, span: Span, stop: StopFlag) -> LogRecord | None:
+        """A record before the span, from near to far, for most gaps are markers and short."""
+        beginning = self.bounds([span.place])[span.place].beginning
+        end, back = span.start, BACK_FIRST
+        while end > beginning and not stop:
+            start = max(beginning, end - back)
+            found = self._edge(Span(span.topic, span.partition, start, end), stop)
+            if found is not None:
+                return found
+            end, back = start, back * BACK_FACTOR
+        return None
 
     def schemas(self) -> LogReader:
         """A reader of its own, for the schema registry."""

@@ -30,7 +30,7 @@ from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.postprocess import build_outputs
 from sie_stream.records import LogRecord, Result, WorkItem
 from sie_stream.replay.compare import Again, Original, Verdict
-from sie_stream.replay.pace import Pace
+from sie_stream.replay.pace import Pace, Pacer
 from sie_stream.replay.plan import Span, out_of_reach, segments
 from sie_stream.replay.report import Place, Tally
 from sie_stream.replay.versions import Declared, Unavailable, VersionBook
@@ -90,10 +90,8 @@ class Replay:
         self._lanes: dict[int, tuple[Target, list[EngineInput], list[object]]] = {}
         self._matched: dict[TopicPartition, int] = {}
         self._first_matched: dict[TopicPartition, int] = {}
-        self._started_s = 0.0
-        self._first_at_ms: int | None = None
         self._paces = bool(job.pace.per_s or job.pace.factor)
-        self._paced = 0
+        self._pacer = Pacer(job.pace)
         self._prepared = 0
         self._topic = ""
         self.engines: Engines | None = None
@@ -143,7 +141,6 @@ class Replay:
     def run(self, choice: Choice, engines: Engines, moved: Moved) -> None:
         """Every work item of the range, or of the results that were found, in the order of its partition."""
         self.engines = engines
-        self._started_s = time.monotonic()
         for spans in [choice.work] if choice.work else self._rounds():
             self._next_topic(spans[0].topic, engines)
             for records in self._readers.read(spans, moved, self._stop):
@@ -209,7 +206,10 @@ class Replay:
                 self._tally.not_scored(SHADOW_COPY)
                 continue
             if original is None:
-                why = "no terminal record: not finished yet, or written after the time that was looked at (--late)"
+                why = (
+                    "no terminal record: not finished yet, deleted, behind an open transaction, or written after the "
+                    "time that was looked at (--late)"
+                )
                 self._tally.absent(place_of(record), work.request_id, work.model, "missing", why)
                 continue
             if not matched:
@@ -334,8 +334,11 @@ class Replay:
             self._tally.more("retention", gone - len(listed))
             rest = self._scratch.held(place) - gone - self._matched.get(place, 0)
             if rest > 0:
-                self._tally.more("missing", rest)
-                self._tally.note(f"{place.topic}[{place.partition}]: {rest} results whose work item is not readable.")
+                self._tally.more("retention", rest)
+                self._tally.note(
+                    f"{place.topic}[{place.partition}]: {rest} results whose work item is not there, or cannot be "
+                    "read, though the partition begins before it."
+                )
         for request_id in sorted(choice.ids_left):
             self._tally.absent(
                 Place("", -1, -1), request_id, "", "missing", "no terminal record with this id was found"
@@ -343,10 +346,7 @@ class Replay:
 
     def _wait(self, at_ms: int) -> None:
         """Hold the next record back until its time has come; engines are attended to meanwhile."""
-        if self._first_at_ms is None:
-            self._first_at_ms = at_ms
-        due_s = self._started_s + self._job.pace.due_ms(self._paced, self._first_at_ms, at_ms) / 1_000
-        self._paced += 1
+        due_s = self._pacer.start_ms(time.monotonic() * 1_000, at_ms) / 1_000
         while not self._stop and (left := due_s - time.monotonic()) > 0:
             assert self.engines is not None
             if left > PACE_STEP_S:

@@ -97,10 +97,11 @@ def _changes(model: ModelReport) -> None:
 def _differences(found: tuple[Difference, ...]) -> None:
     if not found:
         return
-    table = _table("request", "place", "cause", "fields", "before", "after")
+    table = _table("request", "place", "cause", "decision or fields", "before", "after")
     for one in found[:LISTED]:
         place = f"{one.place.topic}[{one.place.partition}]@{one.place.offset}" if one.place.topic else "-"
-        table.add_row(*as_text((one.request_id, place, one.cause, ", ".join(one.fields), one.before, one.after)))
+        what = one.decision or ", ".join(one.fields)
+        table.add_row(*as_text((one.request_id, place, one.cause, what, one.before, one.after)))
     console.print(table)
     if len(found) > LISTED:
         console.print(f"{LISTED} of {len(found)} listed differences; the others with -o json, --html or --parquet")

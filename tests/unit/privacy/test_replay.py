@@ -11,14 +11,14 @@ import pytest
 from msgspec import Raw
 
 from sie_stream.cli.replaying.protected import Protection
-from sie_stream.edge.keyring import add_kek
+from sie_stream.edge.keyring import Keyring, add_kek
 from sie_stream.privacy.declared import DeclaredOutputs
-from sie_stream.privacy.rules import WITHHELD
-from sie_stream.privacy.vault import Opener
+from sie_stream.privacy.rules import WITHHELD, rules_of
+from sie_stream.privacy.vault import Guard, Opener, Vault
 from sie_stream.replay.compare import Again, Original
 from sie_stream.replay.report import Place, Report, Tally
-from tests.unit.privacy.kit import INPUTS, OUTPUTS, Ring
-from tests.unit.worker.rig import launch_of
+from tests.unit.privacy.kit import INPUTS, OUTPUTS, TOPIC, Ring
+from tests.unit.worker.rig import launch_of, work_item
 
 LAUNCH = launch_of("m", input_schema=Raw(json.dumps(INPUTS)), output_schema=Raw(json.dumps(OUTPUTS)))
 DECLARED = DeclaredOutputs([("m", "1", json.dumps(OUTPUTS).encode())])
@@ -63,6 +63,30 @@ def test_answers_from_before_a_rotation_compare_under_their_own_key(ring: Ring) 
     add_kek(ring.folder)
     protection = Protection(lambda: Opener(ring.table(), type(ring.keyring)(ring.folder)), DECLARED)
     assert protection.judged(before, again(PLAIN), LAUNCH, 0.0)[0].outcome == "equal"
+
+
+def test_a_worker_that_learns_of_a_rotation_between_two_fields_writes_hashes_under_two_keys(ring: Ring) -> None:
+    schema = {"properties": {"a": {"pii": "hash"}, "m": {"pii": "encrypt"}, "z": {"pii": "hash"}}}
+    text = json.dumps(schema).encode()
+    launch = launch_of("m", input_schema=Raw(json.dumps(INPUTS)), output_schema=Raw(text))
+    found = rules_of(json.dumps(INPUTS).encode(), text, "customer")
+    assert found is not None
+    ring.outputs("ada", PLAIN)
+    running = Vault(Keyring(ring.folder), TOPIC)
+    ring.rotate()
+    for one in ring.topic:
+        running.heed(one.key, one.value)
+    plain = {"a": 1, "m": 2, "z": 3}
+    work = work_item("r", inputs=b'{"customer": "ada"}')
+    outputs = Guard("m", found, running).outputs(work, json.dumps(plain).encode(), [])
+    assert outputs is not None
+    assert outputs.count(b"kek-0001") == outputs.count(b"kek-0002") == 1
+    protection = Protection(lambda: Opener(ring.table(), Keyring(ring.folder)), DeclaredOutputs([("m", "1", text)]))
+    before = original(outputs)
+    assert protection.barrier(before) is None
+    assert protection.judged(before, again(plain), launch, 0.0)[0].outcome == "equal"
+    other = protection.judged(before, again(plain | {"z": 4}), launch, 0.0)[0]
+    assert (other.outcome, other.fields) == ("different", ("z",))
 
 
 def test_a_shredded_subject_is_a_cause_and_no_failure(ring: Ring) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -36,7 +37,14 @@ class World:
     def __init__(self, **script: object) -> None:
         self.answers: dict[str, EngineOutput] = {}
         self.links = SimEngines(Running(), EngineScript(**script))  # type: ignore[arg-type]
-        self.engines = Engines(self.links, 1_000_000, self.answered, StopFlag())
+        self.waits: list[str] = []
+        self.engines = Engines(self.links, 1_000_000, self.answered, StopFlag(), self.waiting)
+
+    @contextmanager
+    def waiting(self, launch: ModelLaunch) -> Iterator[None]:
+        self.waits.append(f"{launch.model}@{launch.version}")
+        yield
+        self.waits.append("over")
 
     def answered(
         self, target: Target, tokens: Sequence[object], outputs: Sequence[EngineOutput], inference_ms: float
@@ -107,3 +115,11 @@ def test_unloading_makes_room_and_loads_again_when_asked() -> None:
     assert first.slot != second.slot
     world.run("ab", second)
     assert world.codes() == dict.fromkeys("ab")
+
+
+def test_each_wait_for_an_engine_is_told_once_and_one_that_is_ready_is_not_waited_for() -> None:
+    world = World(refuses={"gone"})
+    world.engines.target(launch())
+    world.engines.target(launch())
+    world.engines.target(launch("gone"))
+    assert world.waits == ["m@1", "over", "gone@1", "over"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
-from sie_stream.replay.pace import Pace, parse_speed
+from sie_stream.replay.pace import CREDIT_MS, Pace, Pacer, parse_speed
 from sie_stream.replay.plan import Bounds, out_of_reach, segments, span_of
 
 PLACE = TopicPartition("sie.work.m", 1)
@@ -69,3 +69,19 @@ def test_a_pace_says_when_a_record_is_due() -> None:
     assert Pace(per_s=100).due_ms(50, 0, 10**9) == 500
     assert Pace(factor=2).due_ms(3, 1_000, 5_000) == 2_000
     assert Pace().due_ms(10**6, 0, 10**6) == 0
+
+
+def test_a_limit_holds_in_every_second_whatever_was_waited_for() -> None:
+    pacer = Pacer(Pace(per_s=10))
+    assert [pacer.start_ms(5_000, 0) for _ in range(3)] == [5_000, 5_100, 5_200]
+    # An engine took 8 s: those that were due meanwhile do not come all at once.
+    after = [pacer.start_ms(13_200, 0) for _ in range(11)]
+    assert after[0] == 13_200 - CREDIT_MS
+    assert after[-1] - after[0] == 1_000
+
+
+def test_what_is_late_by_little_is_caught_up_with() -> None:
+    pacer = Pacer(Pace(per_s=10))
+    pacer.start_ms(0, 0)
+    assert pacer.start_ms(150, 0) == 100
+    assert pacer.start_ms(150, 0) == 200

@@ -94,3 +94,21 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     assert "script" not in outline.seen
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
+
+
+def test_answers_that_change_a_decision_are_listed_before_those_that_change_a_digit() -> None:
+    tally, late = Tally(), 2 * EXAMPLES_MAX
+    for number in range(late + 1):
+        original = Original(f"r{number}", "ok", "m", "1", "w", "e", b'{"label":"a","score":0.9}', "", None, 8, 1, 2, 0)
+        changed = b'{"label":"b","score":0.8}' if number == late else b'{"label":"a","score":0.8}'
+        again = Again("ok", "2", "w2", "e", changed)
+        tally.answered(original, again, Place("sie.work.m", 0, number), verdict(original, again))
+    report = tally.finish("x", "", 1.0, partial=False)
+    first, second, *_ = report.differences
+    assert (first.request_id, first.decision) == (f"r{late}", "a -> b")
+    assert (second.request_id, second.decision) == ("r0", "")
+    assert len(report.differences) == EXAMPLES_MAX
+    assert "a -&gt; b" in report_page(report)
+    with console.capture() as said:
+        show_report(report)
+    assert "a -> b" in said.get()
