@@ -54,7 +54,7 @@ def take(state: WorkerState, event: SequenceExported | SequenceAdopted | ImagesF
 
 def want_exports(state: WorkerState, model: str, row: PlacementRow | None) -> None:
     """Stop what runs for partitions of `model` that are being given back, where another replica can go on with it."""
-    if not state.identity.images_at or state.stopping or row is None:
+    if not state.identity.images_at or row is None:
         return
     for engine in state.engines.values():
         for batch in engine.outstanding.values():

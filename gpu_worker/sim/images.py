@@ -44,6 +44,10 @@ class SimImages:
             self._events.append(ImagesTaken(partition))
         return images
 
+    def come(self, event: ImagesFetched) -> None:
+        """Fault: an answer, whatever was asked."""
+        self._events.append(event)
+
     def poll(self) -> Sequence[ImagesFetched | ImagesTaken]:
         events, self._events = self._events, []
         return events

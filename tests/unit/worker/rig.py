@@ -201,6 +201,7 @@ class Rig:
         self.writer.init()
         self.reader = world.log.reader(names.worker_group, f"{incarnation}-work")
         runner = TransactionRunner(self.writer, self.reader, clock, names.prefix)
+        self.images = SimImages(incarnation, world.images)
         self.host = WorkerHost(
             self.machine,
             self.reader,
@@ -211,7 +212,7 @@ class Rig:
             clock,
             names,
             observers,
-            images=SimImages(incarnation, world.images) if settings.sequence_images_mb else None,
+            images=self.images if settings.sequence_images_mb else None,
         )
 
     def run(self, ms: int = 200) -> None:

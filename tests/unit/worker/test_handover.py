@@ -7,10 +7,11 @@ import pytest
 
 from gpu_worker.engine_port import SequenceExported
 from gpu_worker.facts import DropImages, ExportSequences, FetchImages, Note, WorkerCommand, WorkerEvent
+from gpu_worker.sequence_images import ImagesFetched
 from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_token_delta
 from sie_stream.control import PartitionPlacement, PartitionReleased, PlacementRow
-from sie_stream.ids import LANES
+from sie_stream.ids import LANES, TopicPartition
 from sie_stream.settings import Settings
 from tests.unit.worker.rig import INCARNATION, Rig, World, work_item
 
@@ -203,6 +204,8 @@ def test_a_worker_that_stops_waits_for_what_runs() -> None:
     pair = Pair()
     begun(pair, "a")
     pair.old.host.request_stop()
+    pair.old.run(5)
+    pair.world.ask_back("m", list(range(LANES)))
     pair.old.run_until(lambda: pair.old.host.finished)
     assert list(pair.world.results()) == ["a"]
     assert not pair.seen[0].of(ExportSequences)
@@ -243,6 +246,39 @@ def test_an_assignment_that_ends_before_its_images_came_asks_again_for_the_next_
     assert pair.computed_ms == pytest.approx(MS)
 
 
+def test_images_of_an_earlier_assignment_are_not_told_as_those_of_the_next() -> None:
+    pair = Pair()
+    begun(pair, "a")
+    assert sorted(one.images_at for one in pair.release()) == ["", "", INCARNATION]
+    pair.world.give("m", list(range(LANES)))
+    pair.old.run_until(lambda: len(pair.world.results()) == 1)
+    pair.world.ask_back("m", list(range(LANES)))
+    pair.old.run_until(lambda: len(pair.world.reports(PartitionReleased)) == 2 * LANES)
+    later = pair.world.reports(PartitionReleased)[LANES:]
+    assert [one.images_at for one in later if isinstance(one, PartitionReleased)] == [""] * LANES
+
+
+def test_images_that_come_for_an_assignment_that_is_over_are_not_those_of_the_present_one() -> None:
+    pair = Pair()
+    begun(pair, "a")
+    pair.world.images[INCARNATION].standing = lambda: "silent"
+    pair.hand_over()
+    pair.new.run_until(lambda: pair.seen[1].of(FetchImages))
+    row, epoch = pair.world.rows["m"], pair.world.next_epoch()
+    over = row.partitions[1].placement_epoch
+    places = tuple(msgspec.structs.replace(one, placement_epoch=epoch) for one in row.partitions)
+    pair.world.publish(PlacementRow(row.model, row.topic, row.replicas, places))
+    pair.new.run_until(lambda: len(pair.seen[1].of(FetchImages)) == 2)
+    place = TopicPartition(row.topic, 1)
+    pair.new.images.come(ImagesFetched(place, over, ()))
+    pair.new.run(50)
+    assert pair.new.machine.state.handover.fetching, "it still waits for its own"
+    pair.new.images.come(ImagesFetched(place, epoch, pair.world.images[INCARNATION].give(place)))
+    pair.new.run_until(lambda: len(pair.world.results()) == 1)
+    assert len(pair.seen[1].of(FetchImages)) == 2
+    assert pair.computed_ms == pytest.approx(MS)
+
+
 def test_events_for_what_is_over_are_ignored() -> None:
     """A partition that was taken away while its requests were being stopped."""
     pair = Pair()
@@ -255,7 +291,7 @@ def test_events_for_what_is_over_are_ignored() -> None:
     pair.world.take_away("m")
     pair.old.run(20)
     assert any(isinstance(event, SequenceExported) for event in taken)
-    pair.old.engines.poll = lambda wait_ms: [taken.pop(0)] if taken else original(wait_ms)  # type: ignore[method-assign]
+    pair.old.engines.poll = lambda wait_ms: [taken.pop(0)] if taken else original(wait_ms)
     pair.old.run(1_000)
     assert not pair.world.images[INCARNATION].kept
     assert pair.old.machine.state.open_total == 0
