@@ -73,7 +73,7 @@ def test_all_seeds() -> None:
             *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
             *("rollout_started", "rollout_step", "rollout_completed", "route_held", "canary"),
             *("rollout_shadowing", "shadow", "rollout_rolled_back"),
-            *("sequence_exported", "sequence_resumed", "images_not_fetched"),
+            *("sequence_exported", "sequence_resumed"),
         }
 
 
