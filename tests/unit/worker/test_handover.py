@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpu_worker.engine_port import SequenceExported
-from gpu_worker.facts import DropImages, ExportSequences, FetchImages, Note, WorkerCommand, WorkerEvent
+from gpu_worker.engine_port import EngineEvent, SequenceExported
+from gpu_worker.facts import DropImages, ExportSequences, FetchImages, Note, WorkerCommand
 from gpu_worker.sequence_images import ImagesFetched
 from gpu_worker.sim.engine import EngineScript
 from schemas.codec import decode_token_delta
@@ -180,7 +180,7 @@ def test_what_does_not_fit_runs_to_its_end() -> None:
     room = len(b'{"request_id":"a","done":0.3725,"told":0}') + 5
     at = pair.world.clock.monotonic_ms()
     original = pair.old.engines.export
-    pair.old.engines.export = lambda engine, ids, bytes_max: original(engine, ids, room)  # type: ignore[method-assign]
+    pair.old.engines.export = lambda engine, batch_ids, bytes_max: original(engine, batch_ids, room)
     pair.hand_over()
     assert pair.world.clock.monotonic_ms() - at > 200, "the other was waited for"
     assert list(pair.world.results()) == ["b"]
@@ -284,14 +284,22 @@ def test_events_for_what_is_over_are_ignored() -> None:
     pair = Pair()
     begun(pair, "a")
     pair.world.ask_back("m", list(range(LANES)))
-    taken: list[WorkerEvent] = []
+    held: list[EngineEvent] = []
     original = pair.old.engines.poll
+
+    def holding(wait_ms: float) -> list[EngineEvent]:
+        held.extend(original(wait_ms))
+        return []
+
+    def late(wait_ms: float) -> list[EngineEvent]:
+        return [held.pop(0)] if held else original(wait_ms)
+
     pair.old.run_until(lambda: pair.seen[0].of(ExportSequences))
-    pair.old.engines.poll = lambda wait_ms: taken.extend(original(wait_ms)) or []  # type: ignore[method-assign,func-returns-value]
+    pair.old.engines.poll = holding
     pair.world.take_away("m")
     pair.old.run(20)
-    assert any(isinstance(event, SequenceExported) for event in taken)
-    pair.old.engines.poll = lambda wait_ms: [taken.pop(0)] if taken else original(wait_ms)
+    assert any(isinstance(event, SequenceExported) for event in held)
+    pair.old.engines.poll = late
     pair.old.run(1_000)
     assert not pair.world.images[INCARNATION].kept
     assert pair.old.machine.state.open_total == 0
