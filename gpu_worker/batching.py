@@ -11,6 +11,7 @@ from gpu_worker.backends.base import EngineInput
 from gpu_worker.engine_ends import on_engine_ended
 from gpu_worker.engine_port import BatchCompleted
 from gpu_worker.facts import SubmitBatch
+from gpu_worker.handover import take_image
 from gpu_worker.outcomes import Turn
 from gpu_worker.queues import is_expired, ready_on
 from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, stop_engine
@@ -98,7 +99,8 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
     batch_id = state.next_batch
     state.next_batch += 1
     note_used(state, replica)
-    engine.hold(Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms))
+    batch = Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms)
+    engine.hold(batch)
     for partition, run in runs_of(items):
         partition.running += len(run)
     inputs: list[EngineInput] = []
@@ -117,8 +119,9 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
                 item.resume,
             )
         )
-        item.told = 0
-    state.commands.append(SubmitBatch(engine.key, batch_id, replica.slot, inputs))
+        item.told, item.told_as = 0, None
+    image = take_image(state, batch) if state.handover.fetched else b""
+    state.commands.append(SubmitBatch(engine.key, batch_id, replica.slot, inputs, image))
 
 
 def on_batch_completed(state: WorkerState, engine: Engine, event: BatchCompleted) -> None:

@@ -28,6 +28,8 @@ class Run(Struct, frozen=True, tag=3, array_like=True):
     batch_id: int
     slot: int
     items: list[EngineInput]
+    image: bytes = b""
+    """Of a batch of one: its request goes on from here (decoding/image.py); the answer is Adopted, and then Answers."""
 
 
 class Cancel(Struct, frozen=True, tag=4, array_like=True):
@@ -56,6 +58,14 @@ class MoveImage(Struct, frozen=True, tag=7, array_like=True):
     to: Below
 
 
+class Export(Struct, frozen=True, tag=8, array_like=True):
+    """Let go of requests that can go on in another engine; the answers are Exported, one for each."""
+
+    batch_ids: list[int]
+    bytes_max: int
+    """Of all images together; what would be more stays."""
+
+
 class Started(Struct, frozen=True, tag=1, array_like=True):
     pid: int
     versions: dict[str, str]
@@ -79,6 +89,8 @@ class Loaded(Struct, frozen=True, tag=2, array_like=True):
     """Weights that can leave the device and come back: the model runs after it was activated. 0: they stay."""
     pools: dict[str, int] = {}
     """{name: bytes} of memory for keys and values, which models of this engine share and which stays with it."""
+    movable: bool = False
+    """Its running requests can go on in another engine of the same model."""
 
 
 class NotLoaded(Struct, frozen=True, tag=3, array_like=True):
@@ -148,8 +160,36 @@ class ImageMoved(Struct, frozen=True, tag=10, array_like=True):
     message: str = ""
 
 
-ToEngine = Load | Unload | Run | Cancel | Activate | Deactivate | MoveImage
-FromEngine = Started | Loaded | NotLoaded | Answers | Raised | Stepped | Deltas | Switched | NotSwitched | ImageMoved
+class Exported(Struct, frozen=True, tag=11, array_like=True):
+    """The request of this batch is not here any more. `image` None: it is, or it was answered before."""
+
+    batch_id: int
+    image: bytes | None
+
+
+class Adopted(Struct, frozen=True, tag=12, array_like=True):
+    """The next token of a request that came with an image is there, or (`refused`) it is computed from its beginning.
+    Comes before the first Deltas and the Answers."""
+
+    batch_id: int
+    refused: str = ""
+
+
+ToEngine = Load | Unload | Run | Cancel | Activate | Deactivate | MoveImage | Export
+FromEngine = (
+    Started
+    | Loaded
+    | NotLoaded
+    | Answers
+    | Raised
+    | Stepped
+    | Deltas
+    | Switched
+    | NotSwitched
+    | ImageMoved
+    | Exported
+    | Adopted
+)
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

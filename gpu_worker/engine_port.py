@@ -50,6 +50,7 @@ class ModelLoaded(Struct, frozen=True):
     parts: dict[str, int] = {}
     image_bytes: int = 0
     pools: dict[str, int] = {}
+    movable: bool = False
     """See engine_messages.Loaded."""
 
 
@@ -109,6 +110,23 @@ class BatchFailed(Struct, frozen=True):
     """Batches that failed together; each has an event of its own."""
 
 
+class SequenceExported(Struct, frozen=True):
+    """Answer to export(), for each of its batches. `image` None: the engine keeps it, or it has ended."""
+
+    engine: EngineKey
+    batch_id: int
+    image: bytes | None
+
+
+class SequenceAdopted(Struct, frozen=True):
+    """A request that was submitted with an image has its next token. `refused`: why it is computed from its beginning
+    instead; then nothing was told of its answer yet."""
+
+    engine: EngineKey
+    batch_id: int
+    refused: str = ""
+
+
 class EngineStepped(Struct, frozen=True):
     """The engine's continuous models make progress, though nothing may have ended."""
 
@@ -150,6 +168,8 @@ EngineEvent = (
     | ImageMoved
     | BatchCompleted
     | BatchFailed
+    | SequenceExported
+    | SequenceAdopted
     | EngineStepped
     | TokensStreamed
     | EngineDied
@@ -167,7 +187,16 @@ class EnginePort(Protocol):
         """After the batches already submitted. No event answers."""
         ...
 
-    def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None: ...
+    def submit(
+        self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput], image: bytes = b""
+    ) -> None:
+        """`image`: what the one request of a movable model goes on from; SequenceAdopted tells what became of it."""
+        ...
+
+    def export(self, engine: EngineKey, batch_ids: Sequence[int], bytes_max: int) -> None:
+        """Stop requests of movable models; SequenceExported answers for each, unless the engine ends. Those whose
+        images would be more than `bytes_max` together run on."""
+        ...
 
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         """Its answer is of no use any more. The batch still ends by an event, a continuous one earlier."""

@@ -9,6 +9,7 @@ from msgspec import Raw, Struct
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.engine_port import EngineEvent, EngineKey
 from gpu_worker.memory.slots import Below
+from gpu_worker.sequence_images import ImagesFetched, ImagesTaken, SequenceImage
 from sie_stream.control import ClusterRecord, Device, ModelLaunch, PlacementRow, Taint
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
@@ -127,6 +128,8 @@ WorkerEvent = (
     | DeviceFailed
     | DeviceMended
     | StopRequested
+    | ImagesFetched
+    | ImagesTaken
     | EngineEvent
 )
 
@@ -172,6 +175,38 @@ class SubmitBatch(Struct, frozen=True):
     batch_id: int
     slot: int
     items: Sequence[EngineInput]
+    image: bytes = b""
+    """What its one request goes on from."""
+
+
+class ExportSequences(Struct, frozen=True):
+    """Stop these requests and bring their images here; the answers are SequenceExported."""
+
+    engine: EngineKey
+    batch_ids: tuple[int, ...]
+    bytes_max: int
+
+
+class KeepImage(Struct, frozen=True):
+    """For the next owner of the partition."""
+
+    partition: TopicPartition
+    image: SequenceImage
+
+
+class DropImages(Struct, frozen=True):
+    """Nobody came for the images of this partition, or they are those of an earlier assignment."""
+
+    partition: TopicPartition
+
+
+class FetchImages(Struct, frozen=True):
+    """Ask the owner before for images of the partition; the answer is ImagesFetched."""
+
+    partition: TopicPartition
+    placement_epoch: int
+    images_at: str
+    bytes_max: int
 
 
 class CancelBatch(Struct, frozen=True):
@@ -250,6 +285,10 @@ WorkerCommand = (
     | DeactivateModel
     | MoveModelImage
     | SubmitBatch
+    | ExportSequences
+    | KeepImage
+    | DropImages
+    | FetchImages
     | CancelBatch
     | StopEngine
     | PositionPartitions
@@ -279,3 +318,5 @@ class Identity(Struct, frozen=True):
     tier: str = ""
     topology: Raw = Raw(b"{}")
     """GpuTopology as JSON, for the scheduler."""
+    images_at: str = ""
+    """Where others may fetch requests that ran here; empty: running requests are not moved."""

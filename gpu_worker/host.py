@@ -20,6 +20,10 @@ from gpu_worker.facts import (
     DataKeyChanged,
     DeactivateModel,
     DrainPartitions,
+    DropImages,
+    ExportSequences,
+    FetchImages,
+    KeepImage,
     LoadModel,
     MoveModelImage,
     Note,
@@ -45,6 +49,7 @@ from gpu_worker.facts import (
     WorkerEvent,
 )
 from gpu_worker.machine import WorkerMachine
+from gpu_worker.sequence_images import ImagesPort, NoImages
 from schemas.codec import decode_cluster, decode_row, encode_cluster
 from schemas.wire import CodecError
 from sie_stream.control import PlacementRow, WorkerFenced, WorkerJoined
@@ -84,7 +89,9 @@ class WorkerHost:
         names: TopicNames,
         observers: Iterable[Observer[WorkerEvent, WorkerCommand]] = (),
         device_changes: Callable[[], Sequence[WorkerEvent]] = tuple,
+        images: ImagesPort | None = None,
     ) -> None:
+        """`images`: None where running requests are not moved."""
         self.machine = machine
         self._work = work
         self._placements = placements
@@ -95,6 +102,7 @@ class WorkerHost:
         self._names = names
         self._observers = tuple(observers)
         self._device_changes = device_changes
+        self._images = images or NoImages()
         self._events: deque[WorkerEvent] = deque()
         self._commit: Commit | None = None
         self._to_position: dict[TopicPartition, int] = {}
@@ -144,6 +152,7 @@ class WorkerHost:
         events.extend(self._device_changes())
         events.extend(read_out)
         events.extend(answers)
+        events.extend(self._images.poll())
         events.extend(self._poll_placements())
         for place, (wanted, continued_at) in self._work.lost_positions().items():
             events.append(PositionLost(place, wanted, continued_at))
@@ -268,9 +277,13 @@ class WorkerHost:
         for command in commands:
             match command:
                 case SubmitBatch():
-                    self._engines.submit(command.engine, command.batch_id, command.slot, command.items)
+                    self._engines.submit(command.engine, command.batch_id, command.slot, command.items, command.image)
                 case CancelBatch():
                     self._engines.cancel(command.engine, command.batch_id)
+                case ExportSequences():
+                    self._engines.export(command.engine, command.batch_ids, command.bytes_max)
+                case KeepImage() | DropImages() | FetchImages():
+                    self._move_images(command)
                 case Commit():
                     self._commit = command
                 case PausePartitions():
@@ -305,6 +318,17 @@ class WorkerHost:
                     assert_never(command)
         if self._to_position:
             self._position()
+
+    def _move_images(self, command: KeepImage | DropImages | FetchImages) -> None:
+        match command:
+            case KeepImage():
+                self._images.keep(command.partition, command.image)
+            case DropImages():
+                self._images.drop(command.partition)
+            case FetchImages():
+                self._images.fetch(command.partition, command.placement_epoch, command.images_at, command.bytes_max)
+            case _:
+                assert_never(command)
 
     def _position(self) -> None:
         """Committed offsets of all wanted partitions at once, and start reading there."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from gpu_worker import commits, partitions, switching
+from gpu_worker import commits, handover, partitions, switching
 from gpu_worker.admission import admit, admit_backlogs
 from gpu_worker.back_pressure import apply_back_pressure
 from gpu_worker.batching import FAST_BATCH_MS, end_expired, next_finish_ms, on_batch_completed, run_engine
@@ -25,6 +25,8 @@ from gpu_worker.engine_port import (
     LoadFailed,
     ModelLoaded,
     ModelSwitched,
+    SequenceAdopted,
+    SequenceExported,
     SwitchFailed,
     TokensStreamed,
 )
@@ -54,6 +56,7 @@ from gpu_worker.outcomes import Outcomes
 from gpu_worker.pacing import CommitPacer
 from gpu_worker.replicas import engine_of, follow_replicas, on_load_failed, on_loaded, on_weights_moved
 from gpu_worker.retries import POISON, on_batch_failed
+from gpu_worker.sequence_images import ImagesFetched, ImagesTaken
 from gpu_worker.token_streams import on_tokens_streamed
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import DeviceBack, DeviceLost, WorkerHeartbeat, WorkerJoined, WorkerLeft, WorkerLoad
@@ -92,6 +95,7 @@ class WorkerMachine:
             bool(self._commits.under_way)
             or any(engine.outstanding or engine.loading is not None for engine in self.state.engines.values())
             or switching.under_way(self.state)
+            or bool(self.state.handover.fetching)
         )
 
     @property
@@ -130,6 +134,8 @@ class WorkerMachine:
         switching.switch_models(state)
         for engine in state.engines.values():
             run_engine(state, engine)
+        handover.order_exports(state)
+        handover.forget_old(state)
         partitions.position_awaiting(state)
         apply_back_pressure(state)
         commits.renew_idle(state, self._commits)
@@ -184,6 +190,8 @@ class WorkerMachine:
                 on_weights_moved(state, event)
             case BatchFailed():
                 on_batch_failed(state, engine_of(state, event.engine), event)
+            case SequenceExported() | SequenceAdopted() | ImagesFetched() | ImagesTaken():
+                handover.take(state, event)
             case EngineStepped():
                 engine_of(state, event.engine).finished_at = state.at_ms
             case TokensStreamed():
@@ -193,9 +201,8 @@ class WorkerMachine:
                 message = f"the engine process ended ({event.cause})"
                 on_engine_ended(state, engine, POISON, message, event.cause)
             case DeviceFailed():
-                identity = state.identity
-                lost = DeviceLost(identity.worker, identity.incarnation, event.device, event.cause)
-                state.reports.append(lost)
+                me = state.identity
+                state.reports.append(DeviceLost(me.worker, me.incarnation, event.device, event.cause))
             case DeviceMended():
                 state.reports.append(DeviceBack(state.identity.worker, state.identity.incarnation, event.device))
             case StopRequested():
@@ -208,6 +215,7 @@ class WorkerMachine:
         if self.state.stopping:
             return
         partitions.follow_partitions(self.state, event.model, event.row)
+        handover.want_exports(self.state, event.model, event.row)
         follow_replicas(self.state, event.model, event.row)
 
     def _join(self) -> None:

@@ -30,6 +30,7 @@ from gpu_worker.edge.device_arena import DeviceArena
 from gpu_worker.edge.devices import find_devices, find_topology
 from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.edge.gpu_health import GpuHealth
+from gpu_worker.edge.image_exchange import ImageExchange
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.edge.telemetry import TelemetryObserver
@@ -167,8 +168,8 @@ def calm_garbage_collector() -> None:
 
 
 class WorkerProcess:
-    """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup and
-    device_memory_mb.
+    """Wires one worker to Kafka and to engine processes, and runs its loop. Raises ConfigError for engine_cgroup,
+    device_memory_mb and sequence_images_host.
     """
 
     def __init__(
@@ -191,6 +192,11 @@ class WorkerProcess:
         folder = settings.engine_cgroup
         self._groups = EngineGroups(Path(folder), identity.worker, log) if folder else None
         self._arenas = device_arenas(settings, identity)
+        self._images = (
+            ImageExchange(settings.sequence_images_host, self._clock) if settings.sequence_images_mb else None
+        )
+        if self._images is not None:
+            self._identity = msgspec.structs.replace(identity, images_at=self._images.address)
 
     def run(self, stop: StopFlag) -> int:
         settings, identity, clock = self._settings, self._identity, self._clock
@@ -212,25 +218,19 @@ class WorkerProcess:
         hurried = (names.telemetry, names.tokens)
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, without_waiting=hurried)
         engines = self._engines()
-        runner = TransactionRunner(writer, work, clock, names.prefix)
-        committer = ThreadCommitter(runner, engines.wake)
-        outcomes = Outcomes(
-            names,
-            identity,
-            settings.record_bytes_max,
-            settings.deadletter_bytes_max,
-            Stage2Store(settings.record_bytes_max),
-            self._vault,
-        )
-        machine = WorkerMachine(identity, settings, outcomes)
+        committer = ThreadCommitter(TransactionRunner(writer, work, clock, names.prefix), engines.wake)
+        machine = WorkerMachine(identity, settings, self._outcomes())
         observer = LogObserver(self._log)
         health = GpuHealth(identity.devices, self._log)
         telemetry = TelemetryObserver(
             Telemetry(identity), reports, names.telemetry, health.samples, lambda: memory_samples(machine.state)
         )
+        observers, images = (observer, telemetry), self._images
         host = WorkerHost(
-            machine, work, placements, committer, reports, engines, clock, names, (observer, telemetry), health.changes
+            *(machine, work, placements, committer, reports, engines, clock, names, observers, health.changes, images)
         )
+        if images is not None:
+            images.start(engines.wake)
         health.start()
         try:
             for device in identity.devices:
@@ -246,12 +246,25 @@ class WorkerProcess:
             reports.flush(FLUSH_MS)
         finally:
             health.close()
+            if images is not None:
+                images.close()
             engines.close()
         committer.close(FLUSH_MS / 1000)
         for client in (work, placements, writer, reports):
             client.close()
         self._log.info("stopped_cleanly")
         return 0
+
+    def _outcomes(self) -> Outcomes:
+        settings, identity = self._settings, self._identity
+        return Outcomes(
+            settings.topics,
+            identity,
+            settings.record_bytes_max,
+            settings.deadletter_bytes_max,
+            Stage2Store(settings.record_bytes_max),
+            self._vault,
+        )
 
     def _engines(self) -> EngineLinks:
         settings, identity = self._settings, self._identity

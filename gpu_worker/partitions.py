@@ -3,9 +3,9 @@
 A draining partition is worked off like any other. Once it is read to the end that it had when that was asked, and
 nothing of it waits, runs or is uncommitted, it is reported as drained, and that assignment never starts again.
 
-A partition is released by forgetting what waits, finishing what an engine already holds, and committing; only after the
-commit that covers it does PartitionReleased go out. An assignment never starts before everything that an earlier
-assignment of the same partition finished is committed, or its work would be done twice.
+A partition is released by forgetting what waits, finishing or moving (handover.py) what an engine already holds, and
+committing; only after the commit that covers it does PartitionReleased go out. An assignment never starts before
+everything that an earlier assignment of the same partition finished is committed, or its work would be done twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gpu_worker.facts import (
     PositionPartitions,
     UnassignPartitions,
 )
-from gpu_worker.state import Partition
+from gpu_worker.handover import images_at, may_start
+from gpu_worker.state import Awaited, Partition
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import PartitionPlacement, PartitionReleased, PlacementRow
 from sie_stream.ids import TopicPartition
@@ -39,7 +40,7 @@ def follow_partitions(state: WorkerState, model: str, row: PlacementRow | None) 
             wanted[TopicPartition(row.topic, placed.partition)] = placed
     for place in [place for place, held in state.partitions.items() if held.model == model and place not in wanted]:
         close_partition(state, state.partitions[place])
-    for place in [place for place, (owner, _, _) in state.awaiting.items() if owner == model and place not in wanted]:
+    for place in [place for place, one in state.awaiting.items() if one.model == model and place not in wanted]:
         del state.awaiting[place]
     for place in [place for place, report in state.drained.items() if report.model == model and place not in wanted]:
         del state.drained[place]
@@ -61,7 +62,7 @@ def _follow_one(state: WorkerState, model: str, place: TopicPartition, placed: P
         held = None
     if held is None:
         # Releasing what we do not hold: our report may be lost. Looking up the offset and reporting it again is safe.
-        state.awaiting[place] = (model, placed.placement_epoch, placed.state)
+        state.awaiting[place] = Awaited(model, placed.placement_epoch, placed.state, placed.images_at)
     elif held.state in ("open", "positioning"):
         held.order = placed.state
         _obey(state, held)
@@ -89,8 +90,8 @@ def position_awaiting(state: WorkerState) -> None:
     if not state.awaiting or state.stopping:
         return
     ready: list[tuple[TopicPartition, int]] = []
-    for place, (model, epoch, order) in list(state.awaiting.items()):
-        if place in state.dirty or place in state.committing:
+    for place, (model, epoch, order, address) in list(state.awaiting.items()):
+        if place in state.dirty or place in state.committing or not may_start(state, place, epoch, address):
             continue
         del state.awaiting[place]
         partition = Partition(place, model, epoch)
@@ -210,6 +211,7 @@ def _report(state: WorkerState, partition: Partition) -> PartitionReleased:
         partition.partition.partition,
         partition.placement_epoch,
         partition.ledger.committable,
+        images_at=images_at(state, partition),
     )
 
 

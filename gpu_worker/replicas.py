@@ -106,6 +106,7 @@ def on_loaded(state: WorkerState, event: ModelLoaded) -> None:
     replica.engine_start_ms = max(0, round(state.at_ms - replica.loading_since) - event.load_ms - event.warmup_ms)
     replica.load_attempts = 0
     replica.sequences_max = event.sequences_max
+    replica.movable = event.movable
     engine.continuous = engine.continuous or event.sequences_max > 0
     try:
         switching.register(state, replica, event)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from gpu_worker.engine_port import EngineKey
+from gpu_worker.sequence_images import Run, SequenceImage
 from schemas.codec import ReplicaResults
 from sie_stream.control import ModelLaunch, PartitionOrder
 from sie_stream.ids import LANES, TopicPartition
@@ -48,6 +49,15 @@ class Partition:
     """Monotonic time of the newest commit that covered it."""
 
 
+class Awaited(NamedTuple):
+    """An assignment that has not started; `images_at` as its row says."""
+
+    model: str
+    placement_epoch: int
+    order: PartitionOrder
+    images_at: str
+
+
 class Item(Struct, gc=False, eq=False):
     """A work item between admission and its terminal record."""
 
@@ -64,7 +74,9 @@ class Item(Struct, gc=False, eq=False):
     resume: bool = False
     """Its engine was killed from outside while it held this item: the next one goes on from what was kept of it."""
     told: int = 0
-    """Token deltas written since an engine took it up the last time."""
+    """Token deltas written since an engine began it the last time, here or at an earlier owner."""
+    told_as: Run | None = None
+    """Who numbers them, if an earlier owner of its partition began it."""
     code: str = ""
     """Error code and message of the newest failure."""
     message: str = ""
@@ -118,6 +130,8 @@ class Replica:
     """Continuous models: how many requests the engine runs at once; each is a batch of its own. 0: takes batches."""
     in_flight: int = 0
     """Continuous models: requests the engine holds."""
+    movable: bool = False
+    """Whether its running requests can go on elsewhere."""
     reported: bool = False
     """Whether ReplicaReady or ReplicaFailed went out."""
 
@@ -149,6 +163,10 @@ class Batch(Struct, gc=False, eq=False):
     items: list[Item]
     submitted_at: float
     submitted_ms: int
+    export: Literal["", "wanted", "asked", "stays"] = ""
+    """wanted: it is to be stopped and moved; asked: its engine was told; stays: its engine keeps it to its end."""
+    stopped_ms: int = 0
+    """When it was stopped to be moved, here or at the owner before (wall clock)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -198,3 +216,35 @@ class Engine:
         else:
             self.batches -= 1
         return batch
+
+
+@dataclass(slots=True)
+class Kept:
+    """Images for the next owner of a partition."""
+
+    placement_epoch: int
+    at_ms: float
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Images for requests of a partition that is about to start, or has started; by offset."""
+
+    placement_epoch: int
+    at_ms: float
+    images: dict[int, SequenceImage]
+
+    @property
+    def size(self) -> int:
+        return sum(len(image.content) for image in self.images.values())
+
+
+@dataclass(slots=True)
+class Handover:
+    wanted: bool = False
+    """Whether any batch may be waiting to be exported."""
+    kept: dict[TopicPartition, Kept] = field(default_factory=dict)
+    fetching: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
+    """(placement epoch, monotonic time of the order)"""
+    fetched: dict[TopicPartition, Fetched] = field(default_factory=dict)

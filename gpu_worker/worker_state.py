@@ -11,8 +11,8 @@ from gpu_worker.managed import Managed
 from gpu_worker.outcomes import Outcomes, Output
 from gpu_worker.pacing import CommitPacer
 from gpu_worker.queues import Queues
-from gpu_worker.state import Engine, Partition, Replica, ReplicaKey
-from sie_stream.control import ClusterRecord, PartitionOrder, PartitionReleased
+from gpu_worker.state import Awaited, Engine, Handover, Partition, Replica, ReplicaKey
+from sie_stream.control import ClusterRecord, PartitionReleased
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
@@ -43,8 +43,8 @@ class WorkerState:
     """Those of them that are draining and read to their end: given back once nothing of them is in work."""
     drained: dict[TopicPartition, PartitionReleased] = field(default_factory=dict)
     """What was reported of partitions that were worked off: that assignment is over, whatever rows still say."""
-    awaiting: dict[TopicPartition, tuple[str, int, PartitionOrder]] = field(default_factory=dict)
-    """Assignments that start once the results of an earlier one are committed: (model, placement epoch, order)."""
+    awaiting: dict[TopicPartition, Awaited] = field(default_factory=dict)
+    """Assignments that start once the results of an earlier one are committed and their images are here."""
     dirty: dict[TopicPartition, Partition] = field(default_factory=dict)
     """Partitions with finished offsets that are in no commit yet."""
     backlogged: dict[TopicPartition, Partition] = field(default_factory=dict)
@@ -73,6 +73,8 @@ class WorkerState:
     first_answers: list[Replica] = field(default_factory=list)
     """Replicas whose first results are in no commit yet."""
 
+    handover: Handover = field(default_factory=Handover)
+    """Running requests that come and go with their partitions."""
     managed: dict[str, Managed] = field(default_factory=dict)
     """Devices with a budget, where models come and go."""
     meter: LoadMeter = field(default_factory=LoadMeter)

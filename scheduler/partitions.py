@@ -46,6 +46,8 @@ class PartitionState(Struct):
     """Offset of the record by which its newest owner is to lose it, or lost it: why it can be given away. -1: none."""
     drained: bool = False
     """Free for good: its model is deleted, and everything in it is worked off."""
+    images_at: str = ""
+    """Where its last owner keeps requests that ran, for the next one (see PartitionReleased); empty: nowhere."""
 
 
 def assign(partition: PartitionState, owner: ReplicaKey, epoch: int) -> None:
@@ -68,13 +70,14 @@ def ask_back(partition: PartitionState, offset: int = -1) -> None:
     partition.freed_by = offset
 
 
-def released(partition: PartitionState, worker: str, incarnation: str, epoch: int) -> bool:
+def released(partition: PartitionState, worker: str, incarnation: str, epoch: int, images_at: str = "") -> bool:
     """The owner let go of assignment `epoch`. False, and no change, when that is not the present assignment."""
     owner = partition.owner
     if owner is None or (owner.worker, owner.incarnation, partition.epoch) != (worker, incarnation, epoch):
         return False
     partition.state = "free"
     partition.owner = None
+    partition.images_at = images_at
     return True
 
 
@@ -86,6 +89,7 @@ def owner_gone(partition: PartitionState, worker: str, incarnation: str, offset:
     partition.state = "free"
     partition.owner = None
     partition.freed_by = offset
+    partition.images_at = ""
     return True
 
 

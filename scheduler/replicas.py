@@ -127,7 +127,7 @@ def partition_released(step: Step, record: PartitionReleased) -> None:
     partition = model.partitions[record.partition]
     # A drained one was asked for, also when the deletion has been taken back since. Then more may have come.
     unasked = partition.state == "assigned" and not record.drained
-    if not released(partition, record.worker, record.incarnation, record.placement_epoch):
+    if not released(partition, record.worker, record.incarnation, record.placement_epoch, record.images_at):
         step.ignore()
         return
     if record.drained and model.working_off:

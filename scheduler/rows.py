@@ -142,6 +142,7 @@ def placement_row(model: ModelState) -> PlacementRow:
             incarnation=partition.owner.incarnation,
             placement_epoch=partition.epoch,
             state="draining" if partition.state == "assigned" and model.working_off else partition.state,
+            images_at=partition.images_at,
         )
         for partition in model.partitions
         if partition.owner is not None and partition.state != "free"

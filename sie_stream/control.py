@@ -360,6 +360,8 @@ class PartitionPlacement(Struct, frozen=True):
     incarnation: str
     placement_epoch: int
     state: PartitionOrder
+    images_at: str = ""
+    """Of the owner before, as it said in PartitionReleased; only to save work: it may be gone by now."""
 
 
 class PlacementRow(Struct, frozen=True):

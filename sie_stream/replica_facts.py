@@ -53,3 +53,5 @@ class PartitionReleased(Struct, frozen=True, tag=True):
     offset: int
     drained: bool = False
     """Asked by `draining`: everything that was in the partition is worked off, nothing is left behind."""
+    images_at: str = ""
+    """Where the next owner may fetch requests that ran (host:port#secret), to go on with them; empty: none."""

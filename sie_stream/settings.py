@@ -95,6 +95,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Host memory of each engine process that outlives it: full KV blocks and where requests stand, so that requests
     of an engine that was killed go on instead of being computed again. The oldest is overwritten first: as large as
     the KV pool (kv_mb) or larger. 0: none."""
+    sequence_images_mb: int = 0
+    """Running requests of decoder models move with their partition at a handover, instead of being waited for: so much
+    memory for their images, at each end, and the images travel by TCP. 0: they are waited for."""
+    sequence_images_host: str = "127.0.0.1"
+    """Address of this worker at which others fetch images: one that they can reach, in a network that only they can
+    read (images hold inputs and answers in plain form). The default serves workers of the same server."""
     prestart_engines: str = ""
     """Backends whose engine processes start with the worker, separated by commas: the first model of one need not wait
     for its imports (torch: some seconds, 250 MB). Empty: an engine starts when a model is placed on it."""
@@ -150,6 +156,7 @@ BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("engine_memory_limit_mb", 0, 16 * 1024 * 1024),
     ("engine_realtime_priority", 0, 99),
     ("kv_tier_mb", 0, 16 * 1024 * 1024),
+    ("sequence_images_mb", 0, 16 * 1024 * 1024),
     ("offsets_renew_ms", 1_000, 7 * 24 * 3600 * 1000),
 )
 

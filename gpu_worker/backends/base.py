@@ -159,11 +159,20 @@ class MovableModel(ContinuousModel, Protocol):
         """All of a request as an image (decoding/image.py), and it is not here any more; None when it is not there."""
         ...
 
-    def adopt(self, ticket: int, image: bytes) -> None:
-        """Go on with a request that was released, here or elsewhere. No token of it is computed again.
+    def adopt(self, ticket: int, image: bytes, item: EngineInput | None = None) -> None:
+        """Go on with a request that was released, here or elsewhere. No token of it is computed again. `item`: the
+        request that it must be.
 
         Raises ImageRefused (decoding/image.py); nothing of the request is here then.
         """
+        ...
+
+    def image_bytes(self, ticket: int) -> int:
+        """Keys and values that the image of a request would hold now; 0 when it is not there."""
+        ...
+
+    def tokens_of(self, ticket: int) -> int:
+        """Length of prompt and answer so far; 0 when it is not there."""
         ...
 
 

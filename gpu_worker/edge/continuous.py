@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_worker.backends.base import ContinuousModel, Counted, EngineDelta, EngineOutput
-from gpu_worker.engine_messages import Answers, Delta, Deltas, FromEngine, Raised, Run, Stepped
+from gpu_worker.backends.base import ContinuousModel, Counted, EngineDelta, EngineInput, EngineOutput, MovableModel
+from gpu_worker.decoding.image import ImageRefused
+from gpu_worker.engine_messages import (
+    Adopted,
+    Answers,
+    Delta,
+    Deltas,
+    Export,
+    Exported,
+    FromEngine,
+    Raised,
+    Run,
+    Stepped,
+)
 from sie_stream.ports import Clock
 
 STEPPED_EVERY_MS = 1_000.0
@@ -46,6 +59,8 @@ class ContinuousRuns:
         self._leaving: dict[int, None] = {}
         self._open: dict[int, _Open] = {}
         self._by_ticket: dict[int, _Open] = {}
+        self._adopted: dict[int, int] = {}
+        """By ticket, requests that go on from an image and have no new token yet: their tokens."""
         self._next_ticket = 0
         self._stepped_at = float("-inf")
 
@@ -73,12 +88,59 @@ class ContinuousRuns:
             self._by_ticket[ticket] = entry
 
         def admit() -> list[tuple[int, EngineOutput]]:
-            answers = [
-                (ticket, model.submit(ticket, item)) for ticket, item in zip(tickets, message.items, strict=True)
-            ]
+            pairs = zip(tickets, message.items, strict=True)
+            answers = [(ticket, self._begin(message, model, ticket, item)) for ticket, item in pairs]
             return [(ticket, refusal) for ticket, refusal in answers if refusal is not None]
 
         self._try(message.slot, model, admit)
+
+    def _begin(self, message: Run, model: ContinuousModel, ticket: int, item: EngineInput) -> EngineOutput | None:
+        """From its image if it has one; whatever is wrong with that, the request can be computed."""
+        if message.image:
+            refused = self._adopt(message.image, model, ticket, item)
+            if not refused:
+                return None
+            self._say(Adopted(message.batch_id, refused))
+        return model.submit(ticket, item)
+
+    def _adopt(self, image: bytes, model: ContinuousModel, ticket: int, item: EngineInput) -> str:
+        """Why not; empty: it goes on."""
+        if not isinstance(model, MovableModel):
+            return "requests of this model cannot go on from an image"
+        try:
+            model.adopt(ticket, image, item)
+        except ImageRefused as refusal:
+            return f"{refusal.code}: {refusal.message}"
+        except (MemoryError, RuntimeError) as error:
+            return f"no memory for the image: {error}"
+        self._adopted[ticket] = model.tokens_of(ticket)
+        return ""
+
+    def export(self, message: Export) -> None:
+        """Let go of the requests of these batches, in order, as long as their images fit."""
+        left = message.bytes_max
+        for batch_id in message.batch_ids:
+            image = self._exported(batch_id, left)
+            left -= len(image or b"")
+            self._say(Exported(batch_id, image))
+        self._let_go()
+
+    def _exported(self, batch_id: int, bytes_max: int) -> bytes | None:
+        entry = self._open.get(batch_id)
+        model = None if entry is None else self._models[entry.slot]
+        if entry is None or len(entry.outputs) != 1 or not isinstance(model, MovableModel):
+            return None
+        (ticket,) = entry.tickets
+        if model.image_bytes(ticket) > bytes_max:
+            return None
+        try:
+            image = model.release(ticket)
+        except (MemoryError, RuntimeError) as error:  # no memory for the copy: it is still there, and runs on
+            sys.stderr.write(f"engine: a request cannot be moved: {error}\n")
+            return None
+        del self._open[batch_id], self._by_ticket[ticket]
+        self._adopted.pop(ticket, None)
+        return image
 
     def step(self) -> None:
         """One step of every model that has work."""
@@ -125,10 +187,21 @@ class ContinuousRuns:
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is an answer to the host
             self._failed(slot, model, error)
             return
+        if self._adopted:
+            self._tell_adopted(slot, model, [ticket for ticket, _ in ended])
         if grown:
             self._say(Deltas([self._delta(ticket, delta) for ticket, delta in grown]))
         for ticket, output in ended:
             self._ended(ticket, output)
+
+    def _tell_adopted(self, slot: int, model: ContinuousModel, ended: list[int]) -> None:
+        for ticket, tokens in list(self._adopted.items()):
+            entry = self._by_ticket[ticket]
+            if entry.slot != slot or not isinstance(model, MovableModel):
+                continue
+            if ticket in ended or model.tokens_of(ticket) > tokens:
+                del self._adopted[ticket]
+                self._say(Adopted(entry.batch_id))
 
     def _delta(self, ticket: int, delta: EngineDelta) -> Delta:
         entry = self._by_ticket[ticket]
@@ -136,6 +209,7 @@ class ContinuousRuns:
 
     def _ended(self, ticket: int, output: EngineOutput) -> None:
         entry = self._by_ticket.pop(ticket)
+        self._adopted.pop(ticket, None)
         entry.outputs[entry.tickets.pop(ticket)] = output
         if not entry.tickets:
             del self._open[entry.batch_id]
@@ -151,5 +225,6 @@ class ContinuousRuns:
             del self._open[entry.batch_id]
             for ticket in entry.tickets:
                 del self._by_ticket[ticket]
+                self._adopted.pop(ticket, None)
         for entry in together:
             self._say(Raised(entry.batch_id, "engine_error", said, len(together)))

@@ -12,52 +12,28 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpu_worker import engine_port
 from gpu_worker.backends.base import EngineInput
 from gpu_worker.edge.cgroup import EngineGroup, EngineGroups
 from gpu_worker.edge.device_arena import DeviceArena
 from gpu_worker.edge.engine_ended import cause_of, oom_kills
+from gpu_worker.edge.engine_events import event_of
 from gpu_worker.edge.engine_models import ArenaOption
 from gpu_worker.edge.engine_output import EngineOutput, join_all
 from gpu_worker.edge.message_socket import HostSocket, PeerClosed
 from gpu_worker.engine_messages import (
     Activate,
-    Answers,
     Cancel,
     Deactivate,
-    Deltas,
-    FromEngine,
-    ImageMoved,
+    Export,
     Load,
-    Loaded,
     MoveImage,
-    NotLoaded,
-    NotSwitched,
-    Raised,
     Run,
-    Started,
-    Stepped,
-    Switched,
     ToEngine,
     Unload,
     decode_from_engine,
     encode_message,
 )
-from gpu_worker.engine_port import (
-    BatchCompleted,
-    BatchFailed,
-    EngineDied,
-    EngineEvent,
-    EngineKey,
-    EngineStarted,
-    EngineStepped,
-    LoadFailed,
-    ModelLoaded,
-    ModelSwitched,
-    StreamedTokens,
-    SwitchFailed,
-    TokensStreamed,
-)
+from gpu_worker.engine_port import EngineDied, EngineEvent, EngineKey, ModelLoaded
 from gpu_worker.isolation import EngineLimits
 from gpu_worker.memory.slots import Below
 from sie_stream.control import ModelLaunch
@@ -152,8 +128,13 @@ class EngineLinks:
     def unload(self, engine: EngineKey, slot: int) -> None:
         self._tell(engine, Unload(slot))
 
-    def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None:
-        self._tell(engine, Run(batch_id, slot, items if isinstance(items, list) else list(items)))
+    def submit(
+        self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput], image: bytes = b""
+    ) -> None:
+        self._tell(engine, Run(batch_id, slot, items if isinstance(items, list) else list(items), image))
+
+    def export(self, engine: EngineKey, batch_ids: Sequence[int], bytes_max: int) -> None:
+        self._tell(engine, Export(list(batch_ids), bytes_max))
 
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         self._tell(engine, Cancel(batch_id))
@@ -317,7 +298,7 @@ class EngineLinks:
                     self._epoll.modify(child.socket.fileno(), select.EPOLLIN)
             if mask & ~select.EPOLLOUT:
                 for message in child.socket.receive():
-                    event = _event(child.key, decode_from_engine(message))
+                    event = event_of(child.key, decode_from_engine(message))
                     self._events.append(event)
                     if isinstance(event, ModelLoaded):
                         self._keep_spare(child.key)
@@ -338,40 +319,3 @@ class EngineLinks:
         child.socket.close()
         if child.group is not None:
             self._emptying.append(child.group)
-
-
-def _event(engine: EngineKey, message: FromEngine) -> EngineEvent:
-    match message:
-        case Answers():
-            return BatchCompleted(engine, message.batch_id, message.outputs, message.inference_ms)
-        case Raised():
-            return BatchFailed(engine, message.batch_id, message.code, message.message, message.shared)
-        case Stepped():
-            return EngineStepped(engine, message.sequences)
-        case Deltas():
-            told = [StreamedTokens(one.batch_id, one.place, one.token_ids, one.text) for one in message.deltas]
-            return TokensStreamed(engine, told)
-        case Loaded():
-            return ModelLoaded(
-                engine,
-                message.slot,
-                message.memory_bytes,
-                message.weights_digest,
-                message.load_ms,
-                message.warmup_ms,
-                message.sequences_max,
-                message.trunk,
-                message.parts,
-                message.image_bytes,
-                message.pools,
-            )
-        case NotLoaded():
-            return LoadFailed(engine, message.slot, message.code, message.message)
-        case Started():
-            return EngineStarted(engine, message.pid, message.versions)
-        case Switched():
-            return ModelSwitched(engine, message.slot, message.switch_class, message.size, message.ms)
-        case NotSwitched():
-            return SwitchFailed(engine, message.slot, message.message)
-        case ImageMoved():
-            return engine_port.ImageMoved(engine, message.slot, message.tier, message.message)

@@ -30,6 +30,7 @@ from gpu_worker.backends.base import (
     KeepsBlocks,
     LoadedModel,
     ModelRefused,
+    MovableModel,
     OnTrunk,
     load_backend,
 )
@@ -43,6 +44,7 @@ from gpu_worker.engine_messages import (
     Answers,
     Cancel,
     Deactivate,
+    Export,
     FromEngine,
     Load,
     Loaded,
@@ -134,6 +136,8 @@ class EngineProcess:
                 self._unload(message.slot)
             case Cancel():
                 self._continuous.cancel(message.batch_id)
+            case Export():
+                self._continuous.export(message)
             case Activate() | Deactivate() | MoveImage():
                 self._models.obey(message)
 
@@ -225,6 +229,7 @@ class EngineProcess:
             model.trunk if isinstance(model, OnTrunk) else None,
             model.parts if isinstance(model, OnTrunk) else {},
             *footprint,
+            movable=isinstance(model, MovableModel),
         )
 
     def _warm_up(self, launch: ModelLaunch, model: LoadedModel) -> None:

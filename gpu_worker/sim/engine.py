@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import Struct
+
 from gpu_worker.backends.base import EngineInput, EngineOutput, failed
 from gpu_worker.engine_port import (
     BatchCompleted,
@@ -18,6 +21,8 @@ from gpu_worker.engine_port import (
     LoadFailed,
     ModelLoaded,
     ModelSwitched,
+    SequenceAdopted,
+    SequenceExported,
     StreamedTokens,
     SwitchFailed,
     TokensStreamed,
@@ -56,11 +61,33 @@ class EngineScript:
     """Models whose load ends the process."""
     continuous: dict[str, int] = field(default_factory=dict)
     """Models whose requests run side by side, and how many of them."""
+    movable: bool = False
+    """Whether requests that run side by side can go on in another engine."""
     images: dict[str, int] = field(default_factory=dict)
     """Bytes of models whose weights can leave the device."""
     switch_ms: float = 5.0
     unreadable: set[str] = field(default_factory=set)
     """Models that cannot be brought to the device."""
+
+
+class Frozen(Struct, frozen=True):
+    """The image of a request: what part of its time is over, and how many pieces of its answer were told."""
+
+    request_id: str = ""
+    done: float = 0.0
+    told: int = 0
+
+
+BEGIN = Frozen()
+
+
+@dataclass(slots=True)
+class _Flight:
+    item: EngineInput
+    slot: int
+    started_ms: float
+    """As if it had begun and ended here."""
+    took_ms: float
 
 
 @dataclass(slots=True)
@@ -73,6 +100,8 @@ class _Process:
     mapped: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Pages of the slots that are."""
     pending: list[tuple[float, int, EngineEvent]] = field(default_factory=list)
+    flights: dict[int, _Flight] = field(default_factory=dict)
+    """By batch id, requests of movable models; some have landed."""
     hanging: bool = False
 
     def flying(self) -> list[int]:
@@ -80,7 +109,7 @@ class _Process:
         return [entry[2].batch_id for entry in self.pending if isinstance(entry[2], BatchCompleted)]
 
 
-FLYING = (BatchCompleted, EngineStepped, TokensStreamed)
+FLYING = (BatchCompleted, EngineStepped, TokensStreamed, SequenceAdopted)
 PIECES = 4
 """Parts in which an answer is streamed; the last one never is."""
 STEPPED_EVERY_MS = 1_000.0
@@ -98,6 +127,8 @@ class SimEngines:
         """When, and which request ids, in the order they were submitted."""
         self.resumed: list[str] = []
         """Request ids that were to go on from what an earlier process kept."""
+        self.computed_ms = 0.0
+        """Of requests of movable models: how much was computed, of all of them together."""
         self.starts = 0
 
     def load(self, engine: EngineKey, slot: int, launch: ModelLaunch) -> None:
@@ -116,7 +147,8 @@ class SimEngines:
             if size:
                 process.away[slot] = None
             about = (size or launch.memory_bytes, launch.weights_digest, load_ms, 0, side_by_side)
-            event = ModelLoaded(engine, slot, *about, image_bytes=size)
+            movable = self.script.movable and side_by_side > 0
+            event = ModelLoaded(engine, slot, *about, image_bytes=size, movable=movable)
             self._later(process, at, event)
 
     def unload(self, engine: EngineKey, slot: int) -> None:
@@ -154,7 +186,9 @@ class SimEngines:
         if process is not None:
             self._later(process, self._clock.monotonic_ms() + self.script.switch_ms, ImageMoved(engine, slot, to))
 
-    def submit(self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput]) -> None:
+    def submit(
+        self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput], image: bytes = b""
+    ) -> None:
         process = self._processes.get(engine)
         if process is None:
             return  # its death is already on the way
@@ -164,7 +198,12 @@ class SimEngines:
         self.batches.append((self._clock.monotonic_ms(), names))
         self.resumed += [item.request_id for item in items if item.resume]
         if process.slots[slot].model in self.script.continuous:
-            self._fly(engine, process, batch_id, items)
+            frozen = self._adopted(engine, process, batch_id, items[0], image) if image else BEGIN
+            self._fly(engine, process, batch_id, items, frozen)
+            if self.script.movable and batch_id in process.flying():
+                now, took = self._clock.monotonic_ms(), self.script.batch_ms + self.script.item_ms
+                process.flights[batch_id] = _Flight(items[0], slot, now - took * frozen.done, took)
+                self.computed_ms += took * (1.0 - frozen.done)
             return
         started_at = max(process.busy_until, self._clock.monotonic_ms())
         took = self.script.batch_ms + self.script.item_ms * len(items)
@@ -183,11 +222,45 @@ class SimEngines:
             outputs = [_refused(item) if broken else self.script.answer(item) for item in items]
             self._later(process, process.busy_until, BatchCompleted(engine, batch_id, outputs, took))
 
-    def _fly(self, engine: EngineKey, process: _Process, batch_id: int, items: Sequence[EngineInput]) -> None:
+    def _adopted(self, engine: EngineKey, process: _Process, batch_id: int, item: EngineInput, image: bytes) -> Frozen:
+        """How much of it need not be computed again."""
+        now = self._clock.monotonic_ms()
+        try:
+            frozen = msgspec.json.decode(image, type=Frozen)
+        except msgspec.DecodeError:
+            self._later(process, now, SequenceAdopted(engine, batch_id, "scripted: the image is damaged"))
+            return BEGIN
+        assert frozen.request_id == item.request_id, "an image of another request"
+        self._later(process, now + 1, SequenceAdopted(engine, batch_id))
+        return frozen
+
+    def export(self, engine: EngineKey, batch_ids: Sequence[int], bytes_max: int) -> None:
+        process = self._processes.get(engine)
+        if process is None:
+            return
+        now = self._clock.monotonic_ms()
+        for batch_id in batch_ids:
+            flight = process.flights.get(batch_id)
+            image: bytes | None = None
+            if flight is not None and batch_id in process.flying():
+                done = (now - flight.started_ms) / flight.took_ms
+                untold = sum(isinstance(one, TokensStreamed) and _is_of(one, batch_id) for _, _, one in process.pending)
+                image = msgspec.json.encode(Frozen(flight.item.request_id, done, PIECES - 1 - untold))
+                if len(image) > bytes_max:
+                    image = None
+                else:
+                    bytes_max -= len(image)
+                    self.computed_ms -= flight.took_ms * (1.0 - done)
+                    process.pending = [entry for entry in process.pending if not _is_of(entry[2], batch_id)]
+            self._later(process, now, SequenceExported(engine, batch_id, image))
+
+    def _fly(
+        self, engine: EngineKey, process: _Process, batch_id: int, items: Sequence[EngineInput], frozen: Frozen
+    ) -> None:
         """A request of a continuous model: it ends after its own time, whatever else runs."""
         (item,) = items
         took = self.script.batch_ms + self.script.item_ms
-        ends_at = self._clock.monotonic_ms() + took
+        ends_at = self._clock.monotonic_ms() + took * (1.0 - frozen.done)
         if item.request_id in self.script.hangs:
             process.hanging = True
         if process.hanging:
@@ -203,22 +276,30 @@ class SimEngines:
                 self._later(process, self._clock.monotonic_ms(), failure)
         else:
             self._later(process, ends_at, BatchCompleted(engine, batch_id, [self.script.answer(item)], took))
-            self._tell(engine, process, batch_id, item, took)
+            self._tell(engine, process, batch_id, item, took, frozen)
             at = self._clock.monotonic_ms() + STEPPED_EVERY_MS
             while at < ends_at:
                 self._later(process, at, EngineStepped(engine))
                 at += STEPPED_EVERY_MS
 
-    def _tell(self, engine: EngineKey, process: _Process, batch_id: int, item: EngineInput, took: float) -> None:
+    def _tell(
+        self,
+        engine: EngineKey,
+        process: _Process,
+        batch_id: int,
+        item: EngineInput,
+        took: float,
+        frozen: Frozen = BEGIN,
+    ) -> None:
         """The answer of a request that streams grows piece by piece while it flies."""
         text = (self.script.answer(item).outputs or b"").decode()
         if not item.stream or not text:
             return
         size = -(-len(text) // PIECES)
-        for number in range(PIECES - 1):
+        for number in range(frozen.told, PIECES - 1):
             piece = StreamedTokens(batch_id, 0, (number,), text[number * size : (number + 1) * size])
-            at = self._clock.monotonic_ms() + took * (number + 1) / PIECES
-            self._later(process, at, TokensStreamed(engine, (piece,)))
+            after = max(0.0, took * ((number + 1) / PIECES - frozen.done))
+            self._later(process, self._clock.monotonic_ms() + after, TokensStreamed(engine, (piece,)))
 
     def cancel(self, engine: EngineKey, batch_id: int) -> None:
         """What flies lands now; the answer is nobody's."""
@@ -269,3 +350,9 @@ class SimEngines:
     def _later(self, process: _Process, at: float, event: EngineEvent) -> None:
         self._sequence += 1
         process.pending.append((at, self._sequence, event))
+
+
+def _is_of(event: EngineEvent, batch_id: int) -> bool:
+    if isinstance(event, TokensStreamed):
+        return any(one.batch_id == batch_id for one in event.deltas)
+    return isinstance(event, BatchCompleted | SequenceAdopted) and event.batch_id == batch_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gpu_worker.sim.images import SimImages
 from sie_stream.settings import Settings
 from sie_stream.sim.faults import Faults
 from sie_stream.sim.scenario import Engine, Fleet, Role
@@ -27,6 +28,10 @@ class Parts:
         self.bodies = bodies
         self.faults: Faults | None = None
         self.traffic: Traffic | None = None
+        self.images: dict[str, SimImages] = {}
+        """By incarnation of their worker."""
+        self.moved: dict[str, int] = {}
+        """What became of requests that were moved while they ran: {note of the worker: how often}."""
 
     def make(self, world: World, lane: Lane) -> Body:
         return self.bodies[lane.process.role](world, lane, self)

@@ -104,7 +104,7 @@ class Run:
             transactions=self.checkers.transactions,
             statuses=dict(sorted(statuses.items())),
             faults=dict(sorted(self.faults.counts.items())),
-            marks=dict(sorted(self.checkers.marks.items())),
+            marks=dict(sorted({**self.checkers.marks, **self.parts.moved}.items())),
             exits=dict(sorted(self.world.exits.items())),
             digest=self.world.digest(),
             tail=list(self.world.tail),

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, failed
 from gpu_worker.committer import TransactionRunner
-from gpu_worker.facts import Commit, CommitAborted, CommitSucceeded, DeviceFailed, DeviceMended, Identity
+from gpu_worker.facts import (
+    Commit,
+    CommitAborted,
+    CommitSucceeded,
+    DeviceFailed,
+    DeviceMended,
+    Identity,
+    Note,
+    WorkerCommand,
+    WorkerEvent,
+)
 from gpu_worker.host import WorkerHost
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
 from gpu_worker.sim.engine import EngineScript, SimEngines
+from gpu_worker.sim.images import SimImages, Standing
 from sie_stream.control import (
     Device,
 )
@@ -50,6 +62,18 @@ class LaneCommitter:
         return outcome
 
 
+class MoveTally:
+    """Implements loop.Observer."""
+
+    def __init__(self, moved: dict[str, int]) -> None:
+        self._moved = moved
+
+    def saw(self, events: Sequence[WorkerEvent], commands: Sequence[WorkerCommand]) -> None:
+        for command in commands:
+            if isinstance(command, Note) and command.event.startswith(("sequence_", "images_")):
+                self._moved[command.event] = self._moved.get(command.event, 0) + 1
+
+
 class WorkerBody:
     host_type = WorkerHost
     runner_type = TransactionRunner
@@ -81,6 +105,7 @@ class WorkerBody:
             ),
             backends=("sim",),
             versions={},
+            images_at=process.incarnation if settings.sequence_images_mb else "",
         )
         stage2 = stage2_of(settings.record_bytes_max)
         outcomes = Outcomes(
@@ -96,9 +121,19 @@ class WorkerBody:
             self.engines,
             log.clock,
             names,
+            (MoveTally(parts.moved),),
             device_changes=self.device_changes,
+            images=self._images(process) if settings.sequence_images_mb else None,
         )
         self._device_lost = False
+
+    def _images(self, process: Process) -> SimImages:
+        def standing() -> Standing:
+            if not process.alive:
+                return "gone"
+            return "silent" if self._world.clock.now_ms() < process.frozen_until_ms else "there"
+
+        return SimImages(process.incarnation, self.parts.images, standing)
 
     def device_changes(self) -> tuple[DeviceFailed | DeviceMended, ...]:
         """What the scenario does to the first device of this worker."""
@@ -133,6 +168,7 @@ class WorkerBody:
             script.answer = self.answer
             script.broken = self.parts.traffic.broken
             if self.parts.engine.side_by_side:
+                script.movable = self.parts.settings.sequence_images_mb > 0
                 script.continuous = dict.fromkeys(self.parts.traffic.models[::2], self.parts.engine.side_by_side)
         return script
 

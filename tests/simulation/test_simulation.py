@@ -73,6 +73,7 @@ def test_all_seeds() -> None:
             *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
             *("rollout_started", "rollout_step", "rollout_completed", "route_held", "canary"),
             *("rollout_shadowing", "shadow", "rollout_rolled_back"),
+            *("sequence_exported", "sequence_resumed"),
         }
 
 
@@ -121,6 +122,7 @@ def test_scenarios_cover_what_can_go_wrong() -> None:
         "handover",
         "ingress_kills",
         "maintenance",
+        "moving_sequences",
         "ordered_keys",
         "pauses",
         "poison",

@@ -115,6 +115,18 @@ def thawed(content: bytes, intake: Intake, ticket: int, now_ms: float) -> tuple[
     return flight, state.computed
 
 
+def asked_as(flight: Flight, item: EngineInput) -> None:
+    """Let `item` be what is asked: its priority and deadline count now. Raises ImageRefused for another request."""
+    theirs, ours = (
+        (one.request_id, one.inputs, one.token_ids, one.parameters, one.seed, one.stream) for one in (flight.item, item)
+    )
+    if theirs != ours:
+        message = f"the image is of another request than {item.request_id}, or it was asked otherwise there."
+        raise ImageRefused("image_foreign", message)
+    flight.item = item
+    flight.tokens.priority, flight.tokens.deadline_at_ms = item.priority, item.deadline_at_ms
+
+
 def _resume(flight: Flight, state: FrozenSequence) -> None:
     """Raises RuntimeError for no state of a generator, ValueError and GrammarRefused for what does not fit."""
     if (state.place is None, state.reading is None) != (flight.transcript is None, flight.reader is None):

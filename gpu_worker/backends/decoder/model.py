@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
 from gpu_worker.backends.decoder.arena import HostCopies
 from gpu_worker.backends.decoder.flight import Flight
-from gpu_worker.backends.decoder.frozen import Intake, frozen, thawed
+from gpu_worker.backends.decoder.frozen import Intake, asked_as, frozen, thawed
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.runner import Runner
 from gpu_worker.backends.decoder.tier import TierOf
@@ -149,9 +149,21 @@ class DecoderModel:
             return packed(state, 0, b"")
         return packed(state, self._pages.used_bytes, pages.numpy().data.cast("B"))
 
-    def adopt(self, ticket: int, image: bytes) -> None:
+    def image_bytes(self, ticket: int) -> int:
+        with self._lock:
+            flight = self._flights.get(ticket)
+            computed = 0 if flight is None else flight.tokens.kept or flight.tokens.computed
+            return self._scheduler.blocks_for(computed) * self._pages.used_bytes
+
+    def tokens_of(self, ticket: int) -> int:
+        flight = self._flights.get(ticket)
+        return 0 if flight is None else len(flight.tokens.ids)
+
+    def adopt(self, ticket: int, image: bytes, item: EngineInput | None = None) -> None:
         read = unpacked(image)
         flight, computed = thawed(read.state, self._intake, ticket, self._clock.monotonic_ms())
+        if item is not None:
+            asked_as(flight, item)
         wanted = (self._scheduler.blocks_for(computed), self._pages.used_bytes if computed else 0)
         if (read.count, read.page_bytes) != wanted:
             message = f"the image has {read.count} pages of {read.page_bytes} bytes; {computed} tokens need {wanted}."

@@ -189,6 +189,17 @@ def test_a_worker_that_gives_back_unasked_gets_nothing_any_more() -> None:
     assert set(cluster.owners().values()) == {"w1"}
 
 
+def test_the_next_owner_of_a_partition_is_told_where_its_running_requests_are() -> None:
+    cluster = running()
+    epoch = cluster.model().partitions[0].epoch
+    cluster.append(PartitionReleased("w0", "a", "churn", 0, epoch, 5, images_at="here:1#x"))
+    cluster.append(WorkerLeft("w0", "a"))
+    cluster.make_ready()
+    told = {one.partition: (one.worker, one.images_at) for one in cluster.placement().partitions}
+    assert told.pop(0) == ("w1", "here:1#x")
+    assert set(told.values()) == {("w1", "")}
+
+
 def test_facts_of_the_past_are_counted_and_ignored() -> None:
     cluster = running()
     cluster.append(joined("w0", "a2"))

@@ -59,6 +59,23 @@ def test_a_release_must_name_the_present_assignment() -> None:
         assign(partition, B, epoch=10)
 
 
+def test_where_images_are_goes_from_one_owner_to_the_next_and_no_further() -> None:
+    partition = PartitionState(0)
+    assign(partition, A, epoch=10)
+    assert not released(partition, "a", "a-0", 10, "elsewhere:1#x")
+    assert partition.images_at == ""
+    assert released(partition, "a", "a-1", 10, "here:1#x")
+    assign(partition, B, epoch=11)
+    assert partition.images_at == "here:1#x"
+    assert released(partition, "b", "b-1", 11)
+    assert partition.images_at == ""
+    assign(partition, A, epoch=12)
+    assert released(partition, "a", "a-1", 12, "here:2#x")
+    assign(partition, B, epoch=13)
+    assert owner_gone(partition, "b", "b-1")
+    assert partition.images_at == "", "it may have written on since"
+
+
 def test_a_drained_partition_is_given_to_nobody_until_it_is_wanted_again() -> None:
     partitions = owned(2, A, None)
     first = partitions[0]

@@ -12,6 +12,7 @@ from gpu_worker.host import WorkerHost
 from gpu_worker.machine import WorkerMachine
 from gpu_worker.outcomes import Outcomes
 from gpu_worker.sim.engine import EngineScript, SimEngines
+from gpu_worker.sim.images import SimImages
 from schemas.codec import decode_cluster, decode_result, encode_row, encode_work
 from sie_stream.control import (
     ClusterRecord,
@@ -87,6 +88,8 @@ class World:
         self.writer = self.log.plain_writer()
         self.rows: dict[str, PlacementRow] = {}
         self.epoch = 10
+        self.images: dict[str, SimImages] = {}
+        """Of the workers that move running requests, by their incarnation."""
 
     def add_model(self, model: str, width: int = 1, **changes: object) -> ModelLaunch:
         self.log.admin().ensure([work_topic(self.settings, model, width)])
@@ -182,6 +185,7 @@ class Rig:
             devices=(Device(DEVICE, "cpu", 1 << 30),),
             backends=("sim",),
             versions={},
+            images_at=incarnation if settings.sequence_images_mb else "",
         )
         outcomes = Outcomes(
             names,
@@ -197,6 +201,7 @@ class Rig:
         self.writer.init()
         self.reader = world.log.reader(names.worker_group, f"{incarnation}-work")
         runner = TransactionRunner(self.writer, self.reader, clock, names.prefix)
+        self.images = SimImages(incarnation, world.images)
         self.host = WorkerHost(
             self.machine,
             self.reader,
@@ -207,6 +212,7 @@ class Rig:
             clock,
             names,
             observers,
+            images=self.images if settings.sequence_images_mb else None,
         )
 
     def run(self, ms: int = 200) -> None:
