@@ -2,6 +2,7 @@
 
 Keys and values of a token are the same exactly when the trunks are (see trunks.py), and a prefix is the same only if
 both models cut text into the same tokens. They are in one pool only if one engine process on one device has both.
+An activated adapter has the trunk of its base up to its invocation; another adapter has no token in common with it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ SENTENCES = {
     "engine": "each backend keeps keys and values of its own; only decoders of backend torch share them.",
     "kind": "only decoders (backend torch, kind text_generation) keep keys and values.",
     "tokenizer": "the same text is cut into other tokens, so no prefix is ever the same.",
-    "adapter": "an adapter changes the keys and values of its base.",
+    "adapter": "an adapter changes the keys and values of all tokens it acts on; only an activated one "
+    "(alora_invocation_tokens in its adapter_config.json) leaves those before its invocation to the base.",
     "weights": "token embedding or layers are other tensors; only what comes after the layers may differ.",
     "network": "constants of the network differ (heads, widths, windows, norms or biases).",
     "rope": "positions are embedded by other parameters, so the keys differ.",
@@ -113,8 +115,15 @@ def kv_sharing(first: KvSide, second: KvSide) -> KvVerdict:
     if pair is None:
         return _unknown(first, second)
     where = tuple(f"{place.worker}/{place.device}" for place in together)
-    sentence = f"{first.model} and {second.model} share keys, values and weights of their trunk on {', '.join(where)}."
-    return KvVerdict(first.model, second.model, "shared", sentence, (), where, pair[0].digest)
+    sentence = f"{first.model} and {second.model} share {_shared(first, second, pair)} on {', '.join(where)}."
+    return KvVerdict(first.model, second.model, "shared", sentence, (), where, pair[0].opening)
+
+
+def _shared(first: KvSide, second: KvSide, pair: tuple[Trunk, Trunk]) -> str:
+    if pair[0].digest == pair[1].digest:
+        return "keys, values and weights of their trunk"
+    invoked = " or ".join(side.model for side, trunk in zip((first, second), pair, strict=True) if trunk.before)
+    return f"keys and values of the tokens before an invocation of {invoked}, and the weights of their trunk,"
 
 
 def _declared(first: KvSide, second: KvSide) -> Iterator[KvDifference]:
@@ -124,26 +133,35 @@ def _declared(first: KvSide, second: KvSide) -> Iterator[KvDifference]:
         yield _difference("kind", *(f"{one.backend} {one.options.get('kind', '')}".strip() for one in (first, second)))
     if first.tokenizer != second.tokenizer:
         yield _difference("tokenizer", first.tokenizer or "none", second.tokenizer or "none")
-    if first.adapter != second.adapter:
+    if first.adapter != second.adapter and not (first.decoder and second.decoder):
+        # What a decoder of ours makes of an adapter, its trunk says.
         yield _difference("adapter", first.adapter or "none", second.adapter or "none")
 
 
 def _pair(first: KvSide, second: KvSide) -> tuple[list[Place], tuple[Trunk, Trunk] | None]:
-    """Places where both are and, of those or else of any, two trunks to compare; equal ones if there are."""
+    """Places where both are and, of those or else of any, two trunks to compare: the nearest to equal there are."""
     theirs = dict(second.trunks)
     beside = {place: (trunk, theirs[place]) for place, trunk in first.trunks if place in theirs}
-    equal = {place: pair for place, pair in beside.items() if pair[0].digest == pair[1].digest}
     anywhere = [(mine, yours) for _, mine in first.trunks for _, yours in second.trunks]
-    anywhere.sort(key=lambda pair: pair[0].digest != pair[1].digest)
-    pairs = [*equal.values(), *beside.values(), *anywhere]
-    return list(equal or beside), pairs[0] if pairs else None
+    pairs = sorted(beside.values(), key=_apart) or sorted(anywhere, key=_apart)
+    together = [place for place, pair in beside.items() if _apart(pair) == _apart(pairs[0])]
+    return together, pairs[0] if pairs else None
+
+
+def _apart(pair: tuple[Trunk, Trunk]) -> int:
+    """0: they have all keys and values in common; 1: those of the first tokens; 2: none."""
+    if pair[0].digest == pair[1].digest:
+        return 0
+    return 1 if pair[0].opening == pair[1].opening else 2
 
 
 def _parts(first: Trunk, second: Trunk) -> Iterator[KvDifference]:
+    if first.opening == second.opening:
+        return
     for part in PARTS:
         mine, yours = getattr(first, part), getattr(second, part)
         if mine != yours:
-            yield _difference(part, mine, yours)
+            yield _difference(part, mine or "none", yours or "none")
 
 
 def _expected(first: KvSide, second: KvSide) -> Iterator[KvDifference]:
@@ -155,7 +173,12 @@ def _expected(first: KvSide, second: KvSide) -> Iterator[KvDifference]:
 def _unknown(first: KvSide, second: KvSide) -> KvVerdict:
     absent = " and ".join(one.model for one in (first, second) if not one.trunks)
     verb = "are" if not first.trunks and not second.trunks else "is"
-    if first.weights == second.weights:
+    if first.adapter != second.adapter:
+        then = (
+            "An adapter shares only if it is an activated one, and only tokens before its invocation. Which it is, is "
+            "read when it is loaded."
+        )
+    elif first.weights == second.weights:
         then = "The declarations name the same weights: they will share where one engine process has both."
     else:
         then = "The weights are other files, which may have the same trunk under another head."

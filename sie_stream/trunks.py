@@ -7,9 +7,9 @@ states (next tokens, scores, a vector). So they may use each other's, and hold t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 DIGEST_CHARS = 32
 
@@ -29,15 +29,36 @@ class Trunk(Struct, frozen=True):
     """Of weights and states, and how sums are ordered: `float32, dense, fast`."""
     layout: str
     """Of a KV block: `16 tokens x 30 layers x 3 heads x 64`."""
+    adapter: str = ""
+    """Digest of a LoRA adapter that acts on the layers, and from which tokens on if not on all; empty: none."""
+    before: str = ""
+    """Digest of the trunk under an activated adapter, which tokens before the invocation have; empty: it acts on all
+    tokens, or there is no adapter."""
+
+    @property
+    def opening(self) -> str:
+        """Digest of what decides the keys and values of the first tokens, on which no activated adapter acts."""
+        return self.before or self.digest
 
 
-PARTS = ("weights", "network", "rope", "precision", "layout")
+PARTS = ("weights", "network", "rope", "precision", "layout", "adapter")
 
 
 def trunk_of(weights: str, network: bytes, rope: bytes, precision: str, layout: str) -> Trunk:
     """`network` and `rope` are the constants themselves, in a form that is the same for equal ones."""
     parts = (weights, digest_of(network), digest_of(rope), precision, layout)
     return Trunk(f"sha256:{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}", *parts)
+
+
+def adapted(trunk: Trunk, adapter: str, invocation: Sequence[int] = ()) -> Trunk:
+    """The trunk with a LoRA adapter on it.
+
+    adapter: digest of its weights and settings. invocation: tokens from which on it acts (activated LoRA,
+    arXiv:2504.12397); empty: on all. The digest covers both, so another adapter of the same name is another trunk.
+    """
+    named = f"{adapter} from {list(invocation)} on" if invocation else adapter
+    digest = f"sha256:{hashlib.sha256(f'{trunk.digest}{chr(10)}{named}'.encode()).hexdigest()}"
+    return structs.replace(trunk, digest=digest, adapter=named, before=trunk.digest if invocation else "")
 
 
 def digest_of(content: bytes) -> str:
