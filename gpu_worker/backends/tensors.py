@@ -68,6 +68,10 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._getters
 
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._getters)
+
     def __call__(self, name: str) -> Tensor:
         """Raises ModelRefused for a tensor that is missing."""
         getter = self._getters.get(name)

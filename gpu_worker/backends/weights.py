@@ -16,6 +16,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".skops", ".onnx", ".gguf")
 NETWORK_FILES = ("config.json", "generation_config.json")
 """Shapes and constants of a network, and the tokens that end its answers: the same tensors under another config are
 another model."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""Of a LoRA adapter: its scale and where it acts."""
 
 
 def local_source(source: str) -> Path:
@@ -37,7 +39,7 @@ def weight_files(source: Path) -> list[Path]:
     found = [
         file
         for file in source.rglob("*")
-        if file.is_file() and (file.suffix in WEIGHT_SUFFIXES or file.name in NETWORK_FILES)
+        if file.is_file() and (file.suffix in WEIGHT_SUFFIXES or file.name in (*NETWORK_FILES, ADAPTER_CONFIG))
     ]
     return sorted(found, key=lambda file: file.relative_to(source).as_posix())
 

@@ -12,19 +12,42 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 DIGEST_BYTES = 16
 
 
-def chained_digests(salt: bytes, tokens: Sequence[int], block_tokens: int, known: Sequence[bytes] = ()) -> list[bytes]:
+class Activation(Struct, frozen=True):
+    """From token `start` of a sequence on, something else decides keys and values as well: `adapter` names it."""
+
+    start: int
+    adapter: bytes
+
+    @property
+    def name(self) -> bytes:
+        """The start is part of it: the same tokens under an adapter that began elsewhere have other keys."""
+        return b"%s from %d on" % (self.adapter, self.start)
+
+
+def chained_digests(
+    salt: bytes,
+    tokens: Sequence[int],
+    block_tokens: int,
+    known: Sequence[bytes] = (),
+    activation: Activation | None = None,
+) -> list[bytes]:
     """One digest per full block of `tokens`, each over everything before it too.
 
     salt:  names what besides the tokens decides keys and values: weights, dtype, layout.
     known: digests of the first blocks, where they were computed before.
+    activation: covered by the digests from the block on that has its first token; those before are as without.
     """
     digests = list(known)
     for number in range(len(digests), len(tokens) // block_tokens):
         part = array("q", tokens[number * block_tokens : (number + 1) * block_tokens]).tobytes()
         before = digests[-1] if digests else salt
+        if activation is not None and number == activation.start // block_tokens:
+            before = hashlib.blake2b(before + activation.name, digest_size=DIGEST_BYTES).digest()
         digests.append(hashlib.blake2b(before + part, digest_size=DIGEST_BYTES).digest())
     return digests
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from gpu_worker.decoding.blocks import Activation
+
 Reusable = Callable[[Run[bytes]], int]
 """(digests of blocks that the pool has) -> how many of the first of them need not be computed."""
 
@@ -58,6 +60,8 @@ class Sequence:
     """Tokens whose keys and values wait in host memory while it holds no blocks: they need not be computed again."""
     swapped: int = 0
     """Blocks of the swap space that they take."""
+    activation: Activation | None = None
+    """Where an activated adapter begins to act; None: nowhere, or the model has none."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.ids)
@@ -71,6 +75,10 @@ class Sequence:
     def pending(self) -> int:
         """Tokens to be computed before the next one can be chosen."""
         return len(self.ids) - self.computed
+
+    def acted_on(self, position: int) -> bool:
+        """Whether an activated adapter acts on this token."""
+        return self.activation is not None and position >= self.activation.start
 
     @property
     def answer(self) -> list[int]:

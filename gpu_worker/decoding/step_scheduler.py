@@ -213,7 +213,9 @@ class StepScheduler:
     def _digest(self, sequence: Sequence, blocks: int) -> None:
         if len(sequence.digests) < blocks:
             tokens = sequence.ids[: blocks * self._block_tokens]
-            sequence.digests = chained_digests(self._salt, tokens, self._block_tokens, sequence.digests)
+            sequence.digests = chained_digests(
+                self._salt, tokens, self._block_tokens, sequence.digests, sequence.activation
+            )
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         """Hold blocks for `count` more tokens. False when the pool has none left; nothing is taken then."""

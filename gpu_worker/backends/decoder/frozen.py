@@ -16,6 +16,7 @@ from gpu_worker.backends.decoder.flight import DecoderLimits, Flight, admitted, 
 from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.readers import Embedder, Reading
 from gpu_worker.decoding.image import ImageRefused
+from gpu_worker.decoding.invocation import Invocation
 from gpu_worker.decoding.transcript import Detokenise, Place
 from sie_stream.trunks import PARTS, Trunk
 
@@ -23,7 +24,8 @@ from sie_stream.trunks import PARTS, Trunk
 class Origin(Struct, frozen=True):
     """Which engines can go on with a sequence: those that compute the same from the same.
 
-    head: `lm`, `embedding mean` ... weights: digest of all the files, which the head and the stop tokens are in.
+    head: `lm`, `embedding mean` ... weights: digest of all the files, which the head and the stop tokens are in; of an
+    adapter also of those of its base.
     """
 
     trunk: Trunk
@@ -60,12 +62,18 @@ class Intake(Struct, frozen=True):
     detokenise: Detokenise | None
     grammars: Grammars | None
     embedder: Embedder | None
+    invocation: Invocation | None = None
+    """Of an activated adapter."""
 
     def begin(self, ticket: int, item: EngineInput, now_ms: float) -> Flight | EngineOutput:
         """A request on its way, or why it cannot be served."""
         if self.embedder is not None:
-            return admitted_to(self.embedder, ticket, item, self.limits, now_ms)
-        return admitted(ticket, item, self.limits, self.detokenise, self.grammars, now_ms)
+            flight = admitted_to(self.embedder, ticket, item, self.limits, now_ms)
+        else:
+            flight = admitted(ticket, item, self.limits, self.detokenise, self.grammars, now_ms)
+        if self.invocation is not None and isinstance(flight, Flight):
+            flight.tokens.activation = self.invocation.activation(flight.tokens.ids)
+        return flight
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -10,18 +10,25 @@
   head            lm (default): answers and scores | embedding: a unit vector of the last states
   pooling         of an embedding head: mean (default) over all tokens | last: the last token's
   repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
+  base            folder (or GGUF file) of the base model; `source` is then the folder of a LoRA adapter for it, in the
+                  files PEFT writes: plain, or activated (alora_invocation_tokens)
+  base_digest     of the weights of the base; others are refused (default: any)
+  lora_rank, lora_sharing
+                  `lora.rank` and `lora.sharing` of the declaration, which puts them here
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import RLock
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.decoder.adapter import Adapter, read_adapter
 from gpu_worker.backends.decoder.arena import Arenas, ModelPages
 from gpu_worker.backends.decoder.files import DecoderFiles, files_of
 from gpu_worker.backends.decoder.flight import DecoderLimits
@@ -33,9 +40,10 @@ from gpu_worker.backends.decoder.network import HEADS
 from gpu_worker.backends.decoder.readers import POOLINGS, Embedder, PrefixSums
 from gpu_worker.backends.decoder.runner import FastRunner, RepeatableRunner
 from gpu_worker.backends.decoder.shape import DecoderShape, shape_of
-from gpu_worker.backends.decoder.trunk import Trunks, Wanted
+from gpu_worker.backends.decoder.trunk import LoadedNetwork, Trunks, Wanted
 from gpu_worker.backends.slots.tensor_weights import tensor_weights
-from gpu_worker.backends.weights import local_source, whole_number
+from gpu_worker.backends.weights import local_source, verified_digest, whole_number
+from gpu_worker.decoding.invocation import Invocation
 from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.swapping import SwapLimits, SwapSpace
@@ -44,8 +52,30 @@ from sie_stream.control import ModelLaunch
 from sie_stream.edge.tokenizer import shared_tokenizers
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ports import Clock
+from sie_stream.trunks import digest_of
 
 MIB = 1024 * 1024
+
+
+class Sources(NamedTuple):
+    """Where the network lies, and the adapter over it, if there is one; and the digests of their files."""
+
+    network: Path
+    network_digest: Future[str]
+    adapter: Path | None = None
+    adapter_digest: Future[str] | None = None
+
+    @property
+    def declared_digest(self) -> str:
+        """Of what `source` of the declaration names: results carry it."""
+        return (self.adapter_digest or self.network_digest).result()
+
+    @property
+    def digest(self) -> str:
+        """Of all of it."""
+        if self.adapter_digest is None:
+            return self.network_digest.result()
+        return digest_of(f"{self.network_digest.result()} {self.adapter_digest.result()}".encode())
 
 
 class DecoderLoader:
@@ -75,12 +105,21 @@ class DecoderLoader:
         return self._tier
 
     def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
-        """Raises ModelRefused; also what `digest` raises."""
-        source = local_source(launch.source)
-        files = files_of(source)
+        """digest: of `launch.source`. Raises ModelRefused; also what `digest` raises."""
+        source, base = local_source(launch.source), str(launch.config.get("base") or "")
+        if not base:
+            return self._load(launch, dtype, device, Sources(source, digest))
+        with ThreadPoolExecutor(1) as beside:
+            expected = str(launch.config.get("base_digest") or "")
+            hashed = beside.submit(verified_digest, local_source(base), expected)
+            return self._load(launch, dtype, device, Sources(local_source(base), hashed, source, digest))
+
+    def _load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, sources: Sources) -> DecoderModel:
+        files = files_of(sources.network)
         shape = shape_of(files.config)
         limits = _limits(launch, files, shape)
         shape = msgspec.structs.replace(shape, positions=limits.context_tokens)
+        adapter = _adapter(launch, sources, shape, dtype, device)
         steps = _steps(launch)
         runner_type = _runner_type(launch)
         size = whole_number(launch.config, "kv_mb", 256) * MIB
@@ -89,19 +128,23 @@ class DecoderLoader:
         pages = ModelPages(arena, shape, dtype)
         head = _choice(launch, "head", HEADS)
         wanted = Wanted(
-            *(source, files, digest, shape, dtype, _choice(launch, "precision", tuple(PRECISIONS)), device, head),
-            *(runner_type.arithmetic, pages.block_tokens),
+            *(sources.network, files, sources.network_digest, shape, dtype),
+            *(_choice(launch, "precision", tuple(PRECISIONS)), device, head, runner_type.arithmetic),
+            *(pages.block_tokens, adapter),
         )
-        loaded = self._load_network(wanted)
+        alone = adapter is not None and not _flag(launch, "lora_sharing", default=True)
+        loaded = (self._trunks.load_alone if alone else self._load_network)(wanted)
         pooling = _choice(launch, "pooling", POOLINGS)
         embedder = Embedder(pooling, PrefixSums(pages.block_tokens, arena.pool.count)) if head == "embedding" else None
-        origin = Origin(loaded.trunk, digest.result(), f"{head} {pooling}" if embedder is not None else head)
+        origin = Origin(loaded.trunk, sources.digest, f"{head} {pooling}" if embedder is not None else head)
         return DecoderModel(
             runner=runner_type(loaded.network, pages),
             scheduler=StepScheduler(
-                *(arena.pool, pages.block_tokens, loaded.trunk.digest.encode(), steps), SwapSpace(_swap(launch, pages))
+                *(arena.pool, pages.block_tokens, loaded.trunk.opening.encode(), steps), SwapSpace(_swap(launch, pages))
             ),
-            intake=Intake(origin, limits, self._detokenise(launch), _grammars(launch, limits), embedder),
+            intake=Intake(
+                *(origin, limits, self._detokenise(launch), _grammars(launch, limits), embedder), _invocation(loaded)
+            ),
             pages=pages,
             sequences_max=steps.sequences_max,
             clock=self._clock,
@@ -111,6 +154,7 @@ class DecoderLoader:
             tier=self._opened(),
             weights=tensor_weights(loaded.network.tensors),
             pools={arena.name: arena.size_bytes},
+            weights_digest=sources.declared_digest,
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:
@@ -131,10 +175,31 @@ def _grammars(launch: ModelLaunch, limits: DecoderLimits) -> Grammars | None:
 
 
 def _runner_type(launch: ModelLaunch) -> type[FastRunner] | type[RepeatableRunner]:
-    value = launch.config.get("repeatable", False)
+    return RepeatableRunner if _flag(launch, "repeatable", default=False) else FastRunner
+
+
+def _flag(launch: ModelLaunch, key: str, *, default: bool) -> bool:
+    value = launch.config.get(key, default)
     if not isinstance(value, bool):
-        raise ModelRefused("invalid_model_config", f"backend.config.repeatable: {value!r} is not true or false.")
-    return RepeatableRunner if value else FastRunner
+        raise ModelRefused("invalid_model_config", f"backend.config.{key}: {value!r} is not true or false.")
+    return value
+
+
+def _adapter(
+    launch: ModelLaunch, sources: Sources, shape: DecoderShape, dtype: torch.dtype, device: str
+) -> tuple[Adapter, str] | None:
+    """With the digest of its files."""
+    if sources.adapter is None:
+        return None
+    adapter = read_adapter(sources.adapter, shape, dtype, device, whole_number(launch.config, "lora_rank", 0))
+    return adapter, sources.declared_digest
+
+
+def _invocation(loaded: LoadedNetwork) -> Invocation | None:
+    adapter = loaded.network.adapter
+    if adapter is None or not adapter.invocation:
+        return None
+    return Invocation(adapter.invocation, loaded.trunk.digest.encode())
 
 
 def _choice(launch: ModelLaunch, key: str, known: tuple[str, ...]) -> str:

@@ -47,9 +47,11 @@ class DecoderModel:
         weights: Sequence[Weight] = (),
         pools: dict[str, int] | None = None,
         tier: KvTier | None = None,
+        weights_digest: str = "",
     ) -> None:
         """parts, pools: see engine_messages.Loaded. weights: those that can be moved (see backends/slots). tier: keeps
-        full blocks outside the process, for all models of it.
+        full blocks outside the process, for all models of it. weights_digest: of what was declared, where that is not
+        all of the files: an adapter without its base.
         """
         self._runner = runner
         self._scheduler = scheduler
@@ -69,7 +71,7 @@ class DecoderModel:
         """Of answers that ended in the newest step."""
         self.sequences_max = sequences_max
         self.memory_bytes = memory_bytes
-        self.weights_digest = intake.origin.weights
+        self.weights_digest = weights_digest or intake.origin.weights
         self.prompt_tokens = 0
         self.reused_tokens = 0
         """Of the prompts that were admitted: all their tokens, and those found in the pool."""

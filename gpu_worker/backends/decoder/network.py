@@ -11,6 +11,7 @@ from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_worker.backends.decoder.adapter import Adapter
 from gpu_worker.backends.decoder.arena import ModelPages
 from gpu_worker.backends.decoder.attention import Attention, Layer, capped
 from gpu_worker.backends.decoder.files import DecoderFiles
@@ -29,6 +30,7 @@ class Rows(Struct):
     """The tokens of one forward pass.
 
     ids, positions: (rows). pages, slots: (stored) where keys and values of `stored` rows go; stored None: all rows.
+    acting: (rows, 1) on which rows the adapter of the network acts, if it has one; None: on all.
     """
 
     ids: Tensor
@@ -37,6 +39,7 @@ class Rows(Struct):
     slots: Tensor
     attention: Attention
     stored: Tensor | None = None
+    acting: Tensor | None = None
 
 
 class Block(Struct):
@@ -97,8 +100,10 @@ class DecoderNetwork:
         device: str,
         head: str,
         donors: Donors,
+        adapter: Adapter | None = None,
     ) -> None:
         self.shape = shape
+        self.adapter = adapter
         self.dtype = dtype
         self.device = device
 
@@ -144,7 +149,8 @@ class DecoderNetwork:
     @property
     def memory_bytes(self) -> int:
         """What the weights and tables take. A tied embedding counts twice where its two uses need two layouts."""
-        return self.trunk_bytes + self.head_bytes + _bytes([self._cos, self._sin])
+        adapter = 0 if self.adapter is None else self.adapter.size_bytes
+        return self.trunk_bytes + self.head_bytes + adapter + _bytes([self._cos, self._sin])
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -154,7 +160,7 @@ class DecoderNetwork:
         for block in self._blocks:
             found += block.norms
             found += [one for linear in block.linears for one in linear.tensors]
-        return found
+        return found if self.adapter is None else [*found, *self.adapter.tensors]
 
     @property
     def trunk_bytes(self) -> int:
@@ -187,12 +193,14 @@ class DecoderNetwork:
                 pages.keys[number], pages.values[number], shape.windows[number], shape.attention_scale, shape.score_cap
             )
             normed = self._normed(states, block.attention_norm)
-            attended = block.output(self._attend(normed, block, rows, layer, cos, sin))
+            product = self._products(number, rows)
+            mixed = product("qkv", block.qkv, normed)
+            attended = product("output", block.output, self._attend(mixed, block, rows, layer, cos, sin))
             if block.attended_norm is not None:
                 attended = self._normed(attended, block.attended_norm)
             states = states + attended
-            gate, up = block.gate_up(self._normed(states, block.mlp_norm)).chunk(2, dim=-1)
-            told = block.down(self._activation(gate) * up)
+            gate, up = product("gate_up", block.gate_up, self._normed(states, block.mlp_norm)).chunk(2, dim=-1)
+            told = product("down", block.down, self._activation(gate) * up)
             states = states + (told if block.told_norm is None else self._normed(told, block.told_norm))
         return states
 
@@ -200,10 +208,18 @@ class DecoderNetwork:
         """(rows, vocabulary) float32 logits of the tokens after these states; of an embedding head (rows, width)."""
         return capped(self._head(self._normed(states, self._norm)), self._logit_cap).float()
 
-    def _attend(self, normed: Tensor, block: Block, rows: Rows, layer: Layer, cos: Tensor, sin: Tensor) -> Tensor:
+    def _products(self, layer: int, rows: Rows) -> Callable[[str, Linear, Tensor], Tensor]:
+        """(name in a Block, linear, states) -> their product, with what the adapter adds to it."""
+        adapter = self.adapter
+        if adapter is None:
+            return lambda name, linear, states: linear(states)
+        return lambda name, linear, states: adapter.added((layer, name), linear(states), states, rows.acting)
+
+    def _attend(self, mixed: Tensor, block: Block, rows: Rows, layer: Layer, cos: Tensor, sin: Tensor) -> Tensor:
+        """mixed: (rows, all heads * width) queries, keys and values."""
         shape = self.shape
-        count, width = normed.shape[0], shape.head_width
-        mixed = block.qkv(normed).view(count, -1, width)
+        count, width = mixed.shape[0], shape.head_width
+        mixed = mixed.view(count, -1, width)
         queries, keys, values = mixed.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if block.query_norm is not None and block.key_norm is not None:
             queries, keys = self._normed(queries, block.query_norm), self._normed(keys, block.key_norm)
@@ -266,7 +282,9 @@ def read_network(
     device: str = "cpu",
     head: str = "lm",
     donors: Donors | None = None,
+    adapter: Adapter | None = None,
 ) -> DecoderNetwork:
     """Raises ModelRefused for a missing or misshapen tensor."""
     with files.tensors() as tensors:
-        return DecoderNetwork(shape, SizedTensors(tensors, shape), dtype, precision, device, head, donors or Donors())
+        sized = SizedTensors(tensors, shape)
+        return DecoderNetwork(shape, sized, dtype, precision, device, head, donors or Donors(), adapter)

@@ -43,6 +43,7 @@ class FastRunner:
         ids: list[int] = []
         positions: list[int] = []
         homes: list[int] = []
+        acting: list[bool] = []
         starts: dict[int, int] = {}
         block = self._pages.block_tokens
         for place in order:
@@ -52,6 +53,7 @@ class FastRunner:
             positions += range(chunk.start, chunk.end)
             blocks = chunk.sequence.blocks
             homes += [blocks[position // block] for position in range(chunk.start, chunk.end)]
+            acting += [chunk.sequence.acted_on(position) for position in range(chunk.start, chunk.end)]
         self._pages.clear([page for chunk in chunks if (page := _begun(chunk, block)) is not None])
         device = self._network.device
         where = torch.tensor(positions, device=device)
@@ -60,7 +62,8 @@ class FastRunner:
             [self._prompt(chunks[place], starts[place]) for place in prompts],
         )
         rows = Rows(
-            torch.tensor(ids, device=device), where, torch.tensor(homes, device=device), where % block, attention
+            *(torch.tensor(ids, device=device), where, torch.tensor(homes, device=device), where % block, attention),
+            acting=_acting(self._network, acting),
         )
         states = self._network.hidden(rows, self._pages)
         return self._logits(states, chunks, all_rows, starts)
@@ -162,9 +165,11 @@ class RepeatableRunner:
         ids, positions = [0] * TILE_ROWS, [0] * TILE_ROWS
         homes: list[int] = []
         lone: list[LoneRow] = []
+        acting = [False] * TILE_ROWS
         for row, chunk, position in tile:
             sequence = chunks[chunk].sequence
             ids[row], positions[row] = sequence.ids[position], position
+            acting[row] = sequence.acted_on(position)
             homes.append(sequence.blocks[position // block])
             table = torch.tensor(sequence.blocks[: position // block + 1], device=device)
             lone.append(LoneRow(row, position, table))
@@ -175,8 +180,16 @@ class RepeatableRunner:
             slots=torch.tensor([place.position % block for place in tile], device=device),
             attention=LoneAttention(lone),
             stored=torch.tensor([place.row for place in tile], device=device),
+            acting=_acting(self._network, acting),
         )
         return self._network.hidden(rows, self._pages)
+
+
+def _acting(network: DecoderNetwork, rows: Sequence[bool]) -> Tensor | None:
+    """See Rows. Only an activated adapter leaves any row out."""
+    if network.adapter is None or not network.adapter.invocation:
+        return None
+    return torch.tensor(rows, device=network.device)[:, None]
 
 
 def tiles_of(chunks: Sequence[Chunk]) -> list[list[_Place]]:

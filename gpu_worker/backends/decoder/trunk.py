@@ -15,11 +15,12 @@ import msgspec
 import torch
 
 from gpu_worker.backends.base import ModelRefused
+from gpu_worker.backends.decoder.adapter import Adapter
 from gpu_worker.backends.decoder.files import DecoderFiles
 from gpu_worker.backends.decoder.linear import PRECISIONS, dense
 from gpu_worker.backends.decoder.network import DecoderNetwork, Donors, read_network
 from gpu_worker.backends.decoder.shape import DecoderShape
-from sie_stream.trunks import Trunk, digest_of, trunk_of
+from sie_stream.trunks import Trunk, adapted, digest_of, trunk_of
 
 TRUNK_TENSORS = ("model.embed_tokens.", "model.layers.")
 HEAD_TENSORS = ("model.norm.", "lm_head.")
@@ -103,7 +104,8 @@ def _parts(size: int, at_most: int = 1 << 24) -> Iterator[int]:
 class Wanted(NamedTuple):
     """A network to be loaded.
 
-    precision: of the weights. head: one of HEADS. arithmetic: of the runner. block_tokens: of a page.
+    precision: of the weights. head: one of HEADS. arithmetic: of the runner. block_tokens: of a page. adapter: to be
+    laid over it, with the digest of its files; all else is then of its base.
     """
 
     source: Path
@@ -116,10 +118,12 @@ class Wanted(NamedTuple):
     head: str
     arithmetic: str
     block_tokens: int
+    adapter: tuple[Adapter, str] | None = None
 
 
 class LoadedNetwork(NamedTuple):
-    """parts: bytes by digest of what others may have in common with it (see engine_messages.Loaded)."""
+    """parts: bytes by digest of what others may have in common with it (see engine_messages.Loaded): of trunk and head,
+    never of an adapter. trunk: the adapter's, if there is one."""
 
     network: DecoderNetwork
     trunk: Trunk
@@ -146,14 +150,14 @@ class Trunks:
         for name in names:
             self._networks.setdefault(name, WeakSet()).add(network)
         sizes = (network.trunk_bytes, network.head_bytes)
-        return LoadedNetwork(network, trunk, dict(zip(names, sizes, strict=True)))
+        return LoadedNetwork(network, _with_adapter(trunk, wanted), dict(zip(names, sizes, strict=True)))
 
     def load_alone(self, wanted: Wanted) -> LoadedNetwork:
         """With weights of its own, which no other network will use either. Raises ModelRefused."""
         with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(self._hasher.digests, wanted.source, wanted.weights_digest)
             network = _read(wanted, Donors())
-            return LoadedNetwork(network, _trunk(wanted, hashed.result().trunk), {})
+            return LoadedNetwork(network, _with_adapter(_trunk(wanted, hashed.result().trunk), wanted), {})
 
     def _donors(self, wanted: Wanted, weights: WeightDigests) -> Donors:
         names = _part_names(wanted, _trunk(wanted, weights.trunk), weights)
@@ -162,7 +166,9 @@ class Trunks:
 
 def _read(wanted: Wanted, donors: Donors) -> DecoderNetwork:
     return read_network(
-        *(wanted.shape, wanted.files, wanted.dtype, wanted.precision, wanted.device, wanted.head), donors
+        *(wanted.shape, wanted.files, wanted.dtype, wanted.precision, wanted.device, wanted.head),
+        donors,
+        wanted.adapter and wanted.adapter[0],
     )
 
 
@@ -172,6 +178,13 @@ def _part_names(wanted: Wanted, trunk: Trunk, weights: WeightDigests) -> tuple[s
     return digest_of(f"{wanted.device} {trunk.digest}".encode()), digest_of(
         f"{wanted.device} {trunk.digest} {head}".encode()
     )
+
+
+def _with_adapter(trunk: Trunk, wanted: Wanted) -> Trunk:
+    if wanted.adapter is None:
+        return trunk
+    adapter, digest = wanted.adapter
+    return adapted(trunk, digest, adapter.invocation)
 
 
 def _trunk(wanted: Wanted, weights: str) -> Trunk:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.decoding.blocks import BlockPool, chained_digests
+from gpu_worker.decoding.blocks import Activation, BlockPool, chained_digests
 
 COUNT = 6
 
@@ -117,3 +117,26 @@ def test_digests_are_equal_exactly_where_all_tokens_so_far_are(a: list[int], b: 
         assert (mine == other) == (a[: number * size] == b[: number * size])
     assert chained_digests(b"m", a, size, ours[:1]) == ours
     assert not ours or chained_digests(b"other weights", a, size)[0] != ours[0]
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), max_size=40),
+    start=st.integers(0, 45),
+    other=st.integers(0, 45),
+    size=st.integers(1, 8),
+    known=st.integers(0, 5),
+)
+def test_blocks_before_an_activation_are_as_without_and_no_other_is(
+    tokens: list[int], start: int, other: int, size: int, known: int
+) -> None:
+    plain = chained_digests(b"m", tokens, size)
+    mine = chained_digests(b"m", tokens, size, (), Activation(start, b"a"))
+    before = start // size
+    assert mine[:before] == plain[:before]
+    assert not set(mine[before:]) & set(plain)
+    assert chained_digests(b"m", tokens, size, mine[:known], Activation(start, b"a")) == mine
+    for activation in (Activation(other, b"a"), Activation(start, b"b")):
+        theirs = chained_digests(b"m", tokens, size, (), activation)
+        first = min(start, activation.start) // size
+        if activation != Activation(start, b"a"):
+            assert not set(mine[first:]) & set(theirs[first:])
