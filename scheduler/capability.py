@@ -210,7 +210,12 @@ def capability_matrix(
         for tokens in contexts(needs.context_max)
     ]
     said = list(needs.assumptions)
-    if spec.lora is not None:
+    if spec.lora is not None and spec.backend.name == "torch":
+        said.append(
+            f"This is an adapter: its engine holds the weights of its base {spec.lora.base}, too, once for all models "
+            "of one trunk. They are counted as far as the declaration counts them for this model."
+        )
+    elif spec.lora is not None:
         said.append(f"This is an adapter: the weights of its base {spec.lora.base} are not counted.")
     if not spec.preferred_precision:
         said.append(f"No preferred_precision is declared: {preferred(spec)[0]} is taken as how it is stored.")

@@ -182,6 +182,8 @@ def _backend_config(spec: ModelSpec) -> dict[str, ConfigValue]:
             problems.append(Problem(f"backend.config.{name}", shown(value), message))
     if problems:
         raise SpecError(problems)
+    if spec.lora is not None and spec.backend.name == "torch":
+        config |= {"lora_rank": spec.lora.rank, "lora_sharing": spec.lora.sharing}
     return config
 
 

@@ -41,7 +41,7 @@ def findings(spec: ModelSpec, backends: tuple[str, ...] | None) -> list[Finding]
         backend = closest(spec.backend.name, backends)
         found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, backend))
     if backend is not None:  # what was meant, where the name is misspelt: so that one round tells everything
-        found += [*_kind(spec, backend), *_precision(spec, backend)]
+        found += [*_kind(spec, backend), *_precision(spec, backend), *_adapter(spec, backend)]
     return found
 
 
@@ -70,6 +70,23 @@ def _precision(spec: ModelSpec, backend: str) -> Iterator[Finding]:
         allowed = tuple(one for one in preferred if one in loads)
         guess = closest(str(given), allowed)
         yield Finding(("backend", "config"), given, message, reads, allowed, guess, ".precision")
+
+
+def _adapter(spec: ModelSpec, backend: str) -> Iterator[Finding]:
+    """Our decoder finds the base of an adapter where backends of served models do: in backend.config.base."""
+    kind, base = spec.backend.config.get("kind"), spec.backend.config.get("base")
+    at, reads = ("backend", "config"), ("lora", "backend")
+    if backend != "torch" or kind is None or (spec.lora is None and base is None):
+        return
+    if kind != "text_generation":
+        message = f"a model of kind {shown(kind)} takes no adapter. Leave out lora and backend.config.base."
+        yield Finding(at, kind, message, reads, ("text_generation",), None, ".kind")
+    elif not isinstance(base, str) or not base:
+        message = "it is the folder of the model that lora.base names, beside `source`, the folder of the adapter."
+        yield Finding(at, base, message, reads, (), None, ".base")
+    elif spec.lora is None:
+        message = "a model with backend.config.base is an adapter: say `lora: {base: MODEL, rank: RANK}`, too."
+        yield Finding(("lora",), None, message, reads)
 
 
 def text_field(spec: ModelSpec) -> str | None:

@@ -26,6 +26,7 @@ def not_enforced(spec: ModelSpec) -> list[str]:
         for name, info in ModelSpec.model_fields.items()
         if name not in ENFORCED
         and not (name == "preferred_precision" and spec.backend.name in PRECISIONS_OF_KIND)
+        and not (name == "lora" and spec.backend.name == "torch")  # the served ones are told of it by backend.config
         and name not in INFORMATIVE
         and getattr(spec, name) != info.get_default(call_default_factory=True)
     ]

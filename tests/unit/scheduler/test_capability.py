@@ -273,8 +273,11 @@ def test_assumptions_are_said() -> None:
     assert "min_gpu_memory_mb 20480 is taken as weights, KV cache and workspace at bf16" in said
     assert "25 % of it is taken as the KV cache of 8192 tokens" in said
     assert "No preferred_precision is declared: bf16" in said
-    adapter = capability_matrix(spec(lora={"base": "llama", "rank": 8}, name="support"), [A100])
-    assert "This is an adapter: the weights of its base llama are not counted." in adapter.assumptions
+    lora = {"base": "llama", "rank": 8}
+    served = capability_matrix(spec(lora=lora, name="support", backend={"name": "vllm"}), [A100])
+    assert "This is an adapter: the weights of its base llama are not counted." in served.assumptions
+    ours = capability_matrix(spec(lora=lora, name="support", backend={"name": "torch"}), [A100])
+    assert "its engine holds the weights of its base llama, too" in " ".join(ours.assumptions)
 
 
 # ---------------------------------------------------------------- words

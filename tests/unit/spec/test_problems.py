@@ -313,3 +313,31 @@ def test_a_value_where_an_object_should_be_is_told_with_its_fields() -> None:
     problem = only({"privacy": "customer"})
     assert (problem.path, problem.allowed) == ("privacy", ("subject",))
     assert "p99_latency_ms" in only({"slas": 5}).allowed
+
+
+LORA = {"base": "chat", "rank": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "lora", "path", "value"),
+    [
+        ({"kind": "text_generation"}, LORA, "backend.config.base", "None"),
+        ({"kind": "text_generation", "base": ""}, LORA, "backend.config.base", "''"),
+        ({"kind": "text_generation", "base": 3}, LORA, "backend.config.base", "3"),
+        ({"kind": "embedding", "base": "models/chat"}, LORA, "backend.config.kind", "embedding"),
+        ({"kind": "text_generation", "base": "models/chat"}, None, "lora", "None"),
+    ],
+)
+def test_an_adapter_for_our_decoder_says_where_its_base_is(
+    config: dict[str, object], lora: dict[str, object] | None, path: str, value: str
+) -> None:
+    given = {"backend": {"name": "torch", "config": config}, "service_type": "text-generation"}
+    problem = only(given if lora is None else given | {"lora": lora})
+    assert problem.path == path
+    assert value in problem.value
+
+
+def test_an_adapter_with_its_base_is_declared_and_other_backends_decide_themselves() -> None:
+    config = {"kind": "text_generation", "base": "models/chat"}
+    assert parse_object(MINIMAL | {"lora": LORA, "backend": {"name": "torch", "config": config}})
+    assert parse_object(MINIMAL | {"lora": LORA, "backend": {"name": "vllm", "config": {"server": "python"}}})

@@ -104,3 +104,6 @@ def test_the_example_directory_shows_all_three_forms() -> None:
     assert any("kind: ModelService" in text for text in texts)
     assert any(text.lstrip().startswith("{") for text in texts)
     assert sum(len(parse_documents(text)) for text in texts) >= 4
+    lora = {"lora": {"base": "chat", "rank": 8}}
+    assert not_enforced(parse_object(MINIMAL | lora | {"backend": "torch"})) == []
+    assert not_enforced(parse_object(MINIMAL | lora | {"backend": "vllm"})) == ["lora"]
