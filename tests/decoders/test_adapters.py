@@ -18,9 +18,11 @@ from transformers import AutoModel, AutoModelForCausalLM
 from gpu_worker.backends.base import EngineInput, EngineOutput, ModelRefused
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.torch_backend import TorchBackend
+from gpu_worker.decoding.image import ImageRefused
 from sie_stream.trunks import own_bytes
 from tests.decoders.adapters import MODULES, merged, write_adapter
 from tests.decoders.families import ask, prompts, save, with_tokenizer
+from tests.decoders.moves import RandomMoves, finish
 from tests.libraries.backends.launching import FixedClock, launch
 
 CALL = [7, 11, 13]
@@ -236,7 +238,8 @@ def test_without_an_invocation_the_answer_is_the_bases(base: Path, tmp_path: Pat
     load = engine()
     plain, model = load(base), load(activated(tmp_path / "adapter", base), base)
     for prompt in without_call([1, 2, 20, 48]):
-        assert answer(model, prompt) == answer(plain, prompt)
+        wanted = answer(plain, prompt)
+        assert answer(model, prompt) == wanted
     assert model.reused_tokens == 16 + 32, "all full blocks of the base"
 
 
@@ -269,6 +272,38 @@ def test_a_prefix_that_a_later_invocation_leaves_to_the_base_is_not_taken_from_t
     wanted = [answer(engine()(tmp_path / "adapter", base), prompt) for prompt in (once, twice)]
     assert [answer(model, prompt) for prompt in (once, twice)] == wanted
     assert model.reused_tokens == 0
+
+
+def test_two_invocations_that_begin_in_the_same_block_are_told_apart(base: Path, tmp_path: Path) -> None:
+    """The first block ends within what is an invocation in one prompt and is none in the other."""
+    load = engine()
+    model = load(activated(tmp_path / "adapter", base), base)
+    head, middle, tail = without_call([5, 7, 20])
+    first = head + CALL + middle + CALL[:1]
+    assert len(first) == 16
+    asked = [first + tail, first + CALL[1:] + tail]
+    wanted = [answer(engine()(tmp_path / "adapter", base), prompt) for prompt in asked]
+    assert [answer(model, prompt) for prompt in asked] == wanted
+    assert model.reused_tokens == 0
+
+
+def test_a_request_goes_on_in_another_engine_under_the_same_adapter_only(base: Path, tmp_path: Path) -> None:
+    adapter = activated(tmp_path / "adapter", base)
+    models = [engine()(adapter, base, repeatable=True) for _ in range(2)]
+    prompts_of = [head + CALL + tail for head, tail in zip(without_call([20, 40]), without_call([9, 3]), strict=True)]
+    items = [ask(str(n), prompt, max_tokens=10) for n, prompt in enumerate([*prompts_of, *without_call([30])])]
+    wanted = [said(output) for output in engine()(adapter, base, repeatable=True).run(items)]
+    moves = RandomMoves(models, len(items), 5, 0.5)
+    answers, _ = finish(models, items, moves)
+    assert moves.moved > 3
+    assert [said(output) for output in answers] == wanted
+    assert models[0].submit(9, items[0]) is None
+    models[0].step()
+    image = models[0].release(9)
+    assert image is not None
+    for other in ((base,), (activated(tmp_path / "other", base, 1), base)):
+        with pytest.raises(ImageRefused, match="trunk adapter of the image"):
+            engine()(*other, repeatable=True).adopt(1, image)
 
 
 PARTS: dict[str, dict[str, Any]] = {
