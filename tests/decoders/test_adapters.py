@@ -36,9 +36,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_tokenizer(save(tmp_path_factory.mktemp("base"), eos_token_id=None))
 
 
-def engine() -> Load:
+def engine(backend: TorchBackend | None = None) -> Load:
     """Loads models, and adapters over `base`, into one engine."""
-    backend = TorchBackend(FixedClock())
+    backend = backend or TorchBackend(FixedClock())
 
     def load(folder: Path, base: Path | None = None, digest: str = "", **config: Any) -> DecoderModel:
         over = {} if base is None else {"base": str(base)}
@@ -157,6 +157,19 @@ def test_the_weights_of_the_base_are_in_memory_once(base: Path, tmp_path: Path) 
     alone = load(adapters[0], base, lora_sharing=False)
     assert alone._runner._network._blocks is not networks[0]._blocks  # type: ignore[attr-defined]
     assert own_bytes(alone.memory_bytes, alone.parts, held) == alone.memory_bytes
+
+
+def test_where_models_take_turns_an_adapter_has_all_its_weights_and_shares_blocks(base: Path, tmp_path: Path) -> None:
+    backend = TorchBackend(FixedClock())
+    backend.keep_weights_apart()
+    load = engine(backend)
+    plain, model = load(base), load(activated(tmp_path / "adapter", base), base)
+    assert model.parts == {}
+    assert sum(weight.size_bytes for weight in model.weights()) >= model.memory_bytes
+    (head,) = without_call([40])
+    answer(plain, head)
+    answer(model, head + CALL)
+    assert model.reused_tokens == 32
 
 
 def header(file: Path) -> int:

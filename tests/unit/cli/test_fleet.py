@@ -16,7 +16,7 @@ from sie_stream.settings import Settings
 from sie_stream.telemetry import DeviceSample, ModelSample
 from sie_stream.topology.records import CpuDevice, GpuTopology
 from sie_stream.topology.tree import topology_tree
-from sie_stream.trunks import trunk_of
+from sie_stream.trunks import adapted, trunk_of
 from tests.unit.scheduler.kit import MIB, Cluster, joined, spec_json
 
 
@@ -98,3 +98,23 @@ def test_kv_sharing_is_explained_from_the_declarations_and_what_workers_tell_of_
     adapter = kv_side(made.model("support"), board, 91_000)
     assert adapter.trunks == ()
     assert [one.what for one in kv_sharing(side, adapter).differences] == ["engine", "adapter"]
+
+
+def test_an_activated_adapter_that_is_loaded_is_said_to_share_up_to_its_invocation() -> None:
+    made = cluster()
+    config = {"kind": "text_generation"}
+    made.apply(spec_json("chat", backend={"name": "torch", "config": config}))
+    over = {"name": "torch", "config": config | {"base": "/models/chat"}}
+    for name in ("judge", "plain"):
+        made.apply(spec_json(name, backend=over, lora={"base": "chat", "rank": 16}))
+    trunk = trunk_of("sha256:w", b"{}", b"{}", "float32, dense, fast", "16 tokens")
+    trunks = {"chat": trunk, "judge": adapted(trunk, "sha256:j", [7]), "plain": adapted(trunk, "sha256:p")}
+    board = Board()
+    models = [ModelSample(name, "1.0.0", 1, 1, trunk=one) for name, one in trunks.items()]
+    board.add(DeviceSample("w0", "w0-a", "cpu:0", 90_000, 1_000, 0, 1 << 30, (), tuple(models)))
+    chat, judge, plain = (kv_side(made.model(name), board, 91_000) for name in trunks)
+    assert "of the tokens before an invocation of judge" in kv_sharing(chat, judge).sentence
+    refused = kv_sharing(chat, plain)
+    assert refused.sentence == "chat and plain share no keys and values, because of: adapter."
+    [difference] = refused.differences
+    assert (difference.first, difference.second) == ("none", "sha256:p")
