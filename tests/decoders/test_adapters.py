@@ -22,6 +22,7 @@ from gpu_worker.decoding.image import ImageRefused
 from sie_stream.trunks import own_bytes
 from tests.decoders.adapters import MODULES, merged, write_adapter
 from tests.decoders.families import ask, prompts, save, with_tokenizer
+from tests.decoders.gguf_files import write_gguf
 from tests.decoders.moves import RandomMoves, finish
 from tests.libraries.backends.launching import FixedClock, launch
 
@@ -118,6 +119,14 @@ def test_an_embedding_head_over_an_adapter(base: Path, tmp_path: Path) -> None:
     (output,) = engine()(adapter, base, **EMBEDDING).run([ask("a", prompt)])
     vector = json.loads(output.outputs or b"")["embedding"]
     assert vector == pytest.approx((pooled / pooled.norm()).tolist(), abs=2e-5)
+
+
+def test_a_base_in_a_gguf_file_is_the_same_base(tmp_path: Path) -> None:
+    base = save(tmp_path / "base")
+    adapter = write_adapter(tmp_path / "adapter", base, targets=("q_proj", "k_proj", "down_proj"))
+    file = write_gguf(base, tmp_path / "base.gguf")
+    (prompt,) = prompts([20])
+    assert answer(engine()(adapter, file), prompt) == answer(engine()(adapter, base), prompt)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "bf16"])
