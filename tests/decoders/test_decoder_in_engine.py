@@ -36,6 +36,7 @@ from gpu_worker.engine_messages import (
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
 from sie_stream.rollout_records import GoldenRequest
+from tests.decoders.adapters import RANK, write_adapter
 from tests.decoders.families import ask, save, with_tokenizer
 from tests.libraries.backends.launching import launch
 
@@ -255,3 +256,21 @@ def test_an_exception_in_a_step_is_told_for_all_that_shared_it_and_the_model_ser
     assert isinstance(answer, Answers)
     assert answer.outputs[0].completion_tokens == 2
     engine.close()
+
+
+def test_an_adapter_tells_the_host_its_trunk_and_why_it_was_refused(
+    engine: Engine, talkative: Path, tmp_path: Path
+) -> None:
+    plain = engine.load(talkative)
+    folder = write_adapter(tmp_path / "adapter", talkative, alora_invocation_tokens=[7, 8])
+    loaded = engine.load(folder, base=str(talkative), lora_rank=RANK)
+    assert plain.trunk is not None
+    assert loaded.trunk is not None
+    assert (loaded.trunk.opening, loaded.trunk.before) == (plain.trunk.digest, plain.trunk.digest)
+    assert loaded.trunk.adapter == f"{loaded.weights_digest} from [7, 8] on"
+    assert loaded.parts == plain.parts
+    settings = {"kind": "text_generation", "base": str(talkative), "lora_rank": RANK + 1}
+    engine.tell(Load(SLOT, msgspec.json.encode(launch(folder, "torch", settings))))
+    refused = engine.hear()
+    assert isinstance(refused, NotLoaded)
+    assert f"lora.rank: {RANK + 1} is declared" in refused.message
