@@ -158,9 +158,6 @@ def test_the_weights_of_the_base_are_in_memory_once(base: Path, tmp_path: Path) 
     tables = 160 * 8 * 4 * 2
     # rank 4 on three layers: q 32 + 32, v 32 + 16, down 64 + 32 numbers for each of it
     matrices = 3 * 4 * (64 + 48 + 96) * 4
-    assert matrices == sum(file.stat().st_size for file in [adapters[0] / "adapter_model.safetensors"]) - header(
-        adapters[0] / "adapter_model.safetensors"
-    )
     assert added == [models[0].memory_bytes, tables, tables + matrices]
     assert models[0].memory_bytes == models[1].memory_bytes + matrices
     alone = load(adapters[0], base, lora_sharing=False)
@@ -179,10 +176,6 @@ def test_where_models_take_turns_an_adapter_has_all_its_weights_and_shares_block
     answer(plain, head)
     answer(model, head + CALL)
     assert model.reused_tokens == 32
-
-
-def header(file: Path) -> int:
-    return 8 + int.from_bytes(file.read_bytes()[:8], "little")
 
 
 # ---------------------------------------------------------------- keys and values
