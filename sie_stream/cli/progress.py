@@ -23,5 +23,5 @@ def progress_bars(*, shown: bool = True, console: Console = error_console) -> Pr
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not (shown and error_console.is_terminal),
+        disable=not (shown and console.is_terminal),
     )

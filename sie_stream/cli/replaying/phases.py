@@ -44,7 +44,7 @@ class Phases:
 
     @contextmanager
     def begin(self, name: str) -> Iterator[Phase]:
-        with progress_bars(shown=self._console.is_terminal, console=self._console) as progress:
+        with progress_bars(console=self._console) as progress:
             self._name, self._phase = name, Phase(progress, progress.add_task(name, total=None))
             try:
                 yield self._phase
