@@ -20,7 +20,7 @@ from tests.integration.test_a_day_with_the_cli import MODELS, Shell
 from tests.waiting import wait_until
 
 MODEL = "smollm2-135m-instruct"
-TOKENS = 240
+TOKENS = 120
 WAIT_S = 500.0
 PROMPTS = ("Write a long story about a lighthouse.", "How do ships find their way?", "Describe the sea.", "A recipe:")
 
