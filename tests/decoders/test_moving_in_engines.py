@@ -130,11 +130,13 @@ def test_an_answer_goes_on_bit_for_bit_and_no_token_is_computed_again(pair: Pair
     assert 10 < before < 10 + LONG - 1, "it was in the middle of its answer"
     target.tell(Run(7, SLOT, [streaming()], image))
     adopted, early = until(target, Adopted)
-    assert (adopted, early) == (Adopted(7), []), "said before its first token is told"
+    assert adopted == Adopted(7)
+    # The source may have let go between a token and its telling: those are told first, and no new one before Adopted.
+    assert len(told + early) <= before - 10 + 1
     answers, more = until(target, Answers)
     assert isinstance(answers, Answers)
     assert same(answers.outputs[0], wanted)
-    assert told + more == wanted.token_ids
+    assert told + early + more == wanted.token_ids
     assert told
     assert more
     assert pair.backends[0].computed == before, "the source let go of it"
