@@ -34,6 +34,7 @@ from gpu_worker.edge.image_exchange import ImageExchange
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.edge.telemetry import TelemetryObserver
+from gpu_worker.edge.work_reader import WorkReader
 from gpu_worker.engine_port import EngineKey
 from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
@@ -62,8 +63,6 @@ SWITCH_INTERVAL_S = 0.001
 """The commit thread gets its turn this soon while the loop is busy (default 5 ms, several times per commit)."""
 GC_THRESHOLDS = (20_000, 20, 20)
 STOP_BUDGET_MS = 10_000
-WORK_FETCH_WAIT_MS = 100
-"""Less than other readers: a partition that back pressure paused is fetched again only behind the fetch under way."""
 FLUSH_MS = 2_000
 LIBRARIES = ("sie-stream", "confluent-kafka", "msgspec", "scikit-learn", "onnxruntime", "torch")
 
@@ -210,13 +209,13 @@ class WorkerProcess:
         )
         # First of all: from here on no earlier incarnation of this worker can commit anything.
         writer.init()
-        work = KafkaReader(bootstrap, names.worker_group, overrides, fetch_wait_ms=WORK_FETCH_WAIT_MS)
         placements = KafkaReader(bootstrap, names.worker_group, overrides)
         # Reports wait for the broker as long as it takes: a lost ReplicaReady would leave a replica loading for ever.
         # But the loop, which sends the heartbeats, must not wait for a topic that somebody deleted: samples and token
         # deltas go by it, and two seconds of silence are a lost worker.
-        hurried = (names.telemetry, names.tokens)
+        hurried = (names.telemetry, names.tokens, names.wakeups)
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, without_waiting=hurried)
+        work = WorkReader(bootstrap, names, overrides, reports, clock)
         engines = self._engines()
         committer = ThreadCommitter(TransactionRunner(writer, work, clock, names.prefix), engines.wake)
         machine = WorkerMachine(identity, settings, self._outcomes())

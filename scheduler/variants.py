@@ -83,9 +83,13 @@ def _is_adopted(model: ModelState, rollout: RolloutState) -> bool:
 
 
 def serves_alone(model: ModelState, version: str) -> bool:
-    """Its present generation runs this version, is ready, and no older one is in charge."""
-    ready = [replica for replica in model.present() if replica.state == "ready"]
-    return model.version == version and bool(ready) and all(r.state == "draining" for r in model.older())
+    """Its present generation runs this version, is ready, and holds every partition.
+
+    Before that keys that came back would wait in the model's own topic for the older generation to release it.
+    """
+    ready = {replica.key for replica in model.present() if replica.state == "ready"}
+    held = all(one.state == "assigned" and one.owner in ready for one in model.partitions)
+    return model.version == version and bool(ready) and held
 
 
 def ranges_of(model: ModelState, without: str = "") -> list[Range]:

@@ -51,6 +51,11 @@ class TopicNames(NamedTuple):
         return f"{self.prefix}tokens"
 
     @property
+    def wakeups(self) -> str:
+        """Empty records that end the waiting of workers' fetches."""
+        return f"{self.prefix}wakeups"
+
+    @property
     def cluster(self) -> str:
         return f"{self.prefix}cluster"
 

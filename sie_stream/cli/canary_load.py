@@ -77,9 +77,12 @@ class Load:
         """Latencies count from now on."""
         self._latencies = {}
 
-    def p99_ms(self, variant: str) -> float | None:
+    def percentile_ms(self, variant: str, share: float) -> float | None:
         found = [ms for _, ms in list(self._latencies.get(variant, []))]
-        return round(percentile(found, 0.99), 1) if found else None
+        return round(percentile(found, share), 1) if found else None
+
+    def p99_ms(self, variant: str) -> float | None:
+        return self.percentile_ms(variant, 0.99)
 
     def p99_by_slice(self, variant: str) -> list[float]:
         """p99 of each SLICE_MS, ascending: how much it moves by itself."""

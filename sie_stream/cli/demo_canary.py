@@ -216,10 +216,10 @@ class Canary:
             sent, answered = load.sent, load.answered
             self._wait(TRY_S)
             share = (load.answered - answered) / max(1, load.sent - sent)
-            tried.append(Tried(rate, load.p99_ms("stable") or math.inf, share))
+            tried.append(Tried(rate, load.percentile_ms("stable", 0.9) or math.inf, share))
         found = rate_with_room(tried)
-        seen = ", ".join(f"{one.rate}/s: {one.p99_ms:g} ms" for one in tried)
-        self._screen.print(f"  p99 by rate: {seen}; going on with {found} requests a second", highlight=False)
+        seen = ", ".join(f"{one.rate}/s: {one.p90_ms:g} ms" for one in tried)
+        self._screen.print(f"  p90 by rate: {seen}; going on with {found} requests a second", highlight=False)
         return found
 
     def _calm(self, load: Load) -> tuple[float | None, list[float]]:

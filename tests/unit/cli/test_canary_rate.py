@@ -8,8 +8,8 @@ from sie_stream.cli.canary_rate import RATES, Tried, next_rate, rate_with_room
 from sie_stream.cli.demo_canary import CanaryFailed, moved
 
 
-def tried(*p99_ms: float, answered: float = 1.0) -> list[Tried]:
-    return [Tried(rate, ms, answered) for rate, ms in zip(RATES, p99_ms, strict=False)]
+def tried(*p90_ms: float, answered: float = 1.0) -> list[Tried]:
+    return [Tried(rate, ms, answered) for rate, ms in zip(RATES, p90_ms, strict=False)]
 
 
 def test_rates_are_tried_upwards_until_requests_wait_for_each_other() -> None:

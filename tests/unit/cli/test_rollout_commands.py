@@ -66,6 +66,7 @@ def test_in_a_pipe_each_change_is_a_line_and_it_ends_with_the_rollout(monkeypatc
         lambda: cluster.windows(new=answered(20)),
         lambda: cluster.append(RolloutOrder("churn", "promote", actor="ada")),
         cluster.make_ready,
+        cluster.release,
         lambda: cluster.wait(500, ALIVE),
     ]
     code, output = _followed(monkeypatch, cluster, acts)

@@ -197,6 +197,7 @@ def rollout_completed() -> Cluster:
         cluster.windows()
         cluster.make_ready(UNIT)
     cluster.make_ready()
+    cluster.release()
     cluster.wait(250, ALIVE)
     return cluster
 
@@ -242,8 +243,10 @@ def rollout_ordered() -> Cluster:
     for order in ("pause", "resume", "promote"):
         cluster.append(RolloutOrder("churn", order, actor="ada"))
     cluster.make_ready()
+    cluster.release()
     cluster.append(RolloutOrder("churn", "undo", actor="ada"))
     cluster.make_ready()
+    cluster.release()
     cluster.roll("3.0.0")
     cluster.append(RolloutOrder("churn", "abort", actor="ada"))
     return cluster

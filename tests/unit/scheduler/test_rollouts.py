@@ -38,6 +38,9 @@ def test_good_version_goes_through_all_steps() -> None:
     assert [found["stable"] for found in seen] == [9_000, 8_000, 5_000, 0]
     cluster.make_ready()
     cluster.wait(500, ALIVE)
+    assert cluster.shares() == {"canary": SHARES, "stable": 0}, "not to partitions that wait for their next owner"
+    cluster.release()
+    cluster.wait(500, ALIVE)
     assert cluster.shares() == {"stable": SHARES}
     assert cluster.route.variants[0].version == cluster.model().version == "2.0.0"
     assert cluster.model().rollout_history[-1].ending == "completed"
@@ -254,6 +257,7 @@ def test_pause_resume_promote_and_undo() -> None:
     cluster.append(RolloutOrder("churn", "promote", actor="ada"))
     assert cluster.shares()["canary"] == SHARES
     cluster.make_ready()
+    cluster.release()
     cluster.wait(500, ALIVE)
     assert cluster.model().version == "2.0.0"
     assert cluster.shares() == {"stable": SHARES}

@@ -33,6 +33,7 @@ def test_a_new_version_needs_no_more_replicas_than_the_stable_one_was_given() ->
         cluster.make_ready(UNIT)
         cluster.windows()
     cluster.make_ready()
+    cluster.release()
     cluster.wait(1_000, ALIVE)
     assert [one.ending for one in cluster.model().rollout_history] == ["completed"]
     assert cluster.model().version == "2.0.0"
