@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from threading import RLock
@@ -9,7 +10,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed, not_finite
 from gpu_worker.backends.decoder.arena import HostCopies
 from gpu_worker.backends.decoder.flight import Flight
 from gpu_worker.backends.decoder.frozen import Intake, asked_as, frozen, thawed
@@ -288,13 +289,19 @@ class DecoderModel:
         """A token for every chunk that reached the end of its sequence."""
         choosing = [place for place, chunk in enumerate(chunks) if chunk.chooses and flights[place].reader is None]
         likeliest: list[int] = []
+        largest: list[float] = []
         if choosing:
-            likeliest = torch.stack([logits[place][-1] for place in choosing]).argmax(dim=-1).tolist()
+            last = torch.stack([logits[place][-1] for place in choosing])
+            best = last.argmax(dim=-1, keepdim=True)  # a NaN, where there is one
+            likeliest, largest = best[:, 0].tolist(), last.gather(1, best)[:, 0].tolist()
         now_ms = self._clock.monotonic_ms()
         ended: list[tuple[int, EngineOutput]] = []
-        for place, token in zip(choosing, likeliest, strict=True):
+        for place, token, logit in zip(choosing, likeliest, largest, strict=True):
             flight = flights[place]
             self._time_first(flight, now_ms)
+            if not math.isfinite(logit):
+                ended.append(self._end(flight, not_finite(flight.item, "its logits")))
+                continue
             try:
                 reason = flight.choose(logits[place][-1], token)
             except GrammarRefused as refusal:
