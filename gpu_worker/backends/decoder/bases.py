@@ -20,14 +20,12 @@ def base_of(launch: ModelLaunch) -> Path | None:
             raise ModelRefused("invalid_model_config", message)
         return None
     base = local_source(str(given), FIELD)
-    if _there(base, ""):
-        why = _no_base(base)
-    elif base.is_absolute():
-        why = "there is no such folder on this worker."
-    else:
-        why = "there is no such folder on this worker. It takes an absolute path; the name of a model is for lora.base."
+    why = _no_base(base) if _there(base, "") else "there is no such folder on this worker."
     if why:
-        wanted = "Expected is the folder of the model that the adapter was trained on, or its GGUF file."
+        wanted = (
+            "Expected is the folder of the model that the adapter was trained on, or its GGUF file, by an absolute "
+            "path; the name of a model is for lora.base."
+        )
         raise ModelRefused("weights_missing", f"{FIELD}: {str(given)!r}: {why} {wanted}")
     return base
 

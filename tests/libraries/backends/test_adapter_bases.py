@@ -45,7 +45,7 @@ def test_a_model_without_base_is_no_adapter(folder: Path) -> None:
     [
         (
             "smollm2",
-            "'smollm2': there is no such folder on this worker. It takes an absolute path; the name of a model",
+            "by an absolute path; the name of a model is for lora.base.",
         ),
         ("{}/gone", "gone': there is no such folder on this worker. Expected is the folder of the model that"),
         ("{}/loop", "there is no such folder"),
