@@ -34,6 +34,8 @@ from tests.waiting import wait_until
 
 PLACE = TopicPartition("sie.work.m", 1)
 PLENTY = 1 << 30
+DEEP = b"\x92\x01" + b"\x91" * (FRAME_BYTES_MAX - 2)
+"""An array with what a later release may put behind its first field, deeper than a decoder goes."""
 
 
 def image(offset: int, size: int = 100_000) -> SequenceImage:
@@ -196,12 +198,15 @@ def test_an_altered_image_is_not_used(exchange: ImageExchange) -> None:
         framed(Found(1)) + framed(Header(1, "w", "i", 0, 0, 0, -5, 0)),
         framed(Found(1)) + framed(Header(1, "w", "i", 0, 0, 0, 1 << 60, 0)),
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        len(DEEP).to_bytes(4, "big") + DEEP,
     ],
 )
 def test_garbage_is_told_and_not_used(exchange: ImageExchange, sent: bytes) -> None:
     got = answered(lambda peer: peer.sendall(sent), exchange)
     assert not got.images
     assert got.message
+    exchange.keep(PLACE, image(4))
+    assert len(fetched(exchange, exchange.address).images) == 1, "it still fetches"
 
 
 def test_a_peer_that_says_nothing_is_left_in_time(exchange: ImageExchange, monkeypatch: pytest.MonkeyPatch) -> None:
