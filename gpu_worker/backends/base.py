@@ -177,7 +177,7 @@ class MovableModel(ContinuousModel, Protocol):
         ...
 
     def image_bytes(self, ticket: int) -> int:
-        """Keys and values that the image of a request would hold now; 0 when it is not there."""
+        """How long the image of a request would be now; 0 when it is not there."""
         ...
 
     def tokens_of(self, ticket: int) -> int:

@@ -18,7 +18,7 @@ from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.runner import Runner
 from gpu_worker.backends.decoder.tier import TierOf
 from gpu_worker.backends.slots.weights import Weight
-from gpu_worker.decoding.image import ImageRefused, packed, unpacked
+from gpu_worker.decoding.image import ImageRefused, packed, packed_bytes, unpacked
 from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.sequence import Chunk, Fetch, Keep, Move
 from gpu_worker.decoding.step_scheduler import StepScheduler
@@ -155,8 +155,11 @@ class DecoderModel:
     def image_bytes(self, ticket: int) -> int:
         with self._lock:
             flight = self._flights.get(ticket)
-            computed = 0 if flight is None else flight.tokens.kept or flight.tokens.computed
-            return self._scheduler.blocks_for(computed) * self._pages.used_bytes
+            if flight is None:
+                return 0
+            computed = flight.tokens.kept or flight.tokens.computed
+            state = frozen(flight, self._intake.origin, computed, self._clock.monotonic_ms())
+            return packed_bytes(len(state), self._pages.used_bytes, self._scheduler.blocks_for(computed))
 
     def tokens_of(self, ticket: int) -> int:
         flight = self._flights.get(ticket)
