@@ -207,7 +207,10 @@ def _on_adopted(state: WorkerState, engine: Engine, event: SequenceAdopted) -> N
         item.told_as, item.told = None, 0
         state.note("sequence_image_refused", **_fields(item), why=event.refused)
         return
-    state.note("sequence_resumed", **_fields(item), pause_ms=max(0, state.now_ms - batch.stopped_ms))
+    pause_ms = state.now_ms - batch.stopped_ms
+    # By two clocks: where ours is behind, how long it was is not known, and 0 would be a lie.
+    told = {"pause_ms": pause_ms} if pause_ms >= 0 else {"clock_behind_ms": -pause_ms}
+    state.note("sequence_resumed", **_fields(item), **told)
 
 
 def forget_old(state: WorkerState) -> None:

@@ -178,6 +178,20 @@ def test_partitions_that_wait_for_a_silent_owner_all_start_in_time() -> None:
     assert len(pair.seen[1].notes("images_not_fetched")) == LANES
 
 
+def test_a_pause_between_two_clocks_that_disagree_is_not_told_as_none() -> None:
+    pair = Pair()
+    begun(pair, "a")
+    pair.release()
+    kept = pair.world.images[INCARNATION].kept
+    for place, images in kept.items():
+        kept[place] = [msgspec.structs.replace(one, frozen_ms=one.frozen_ms + 60_000) for one in images]
+    pair.hand_over()
+    pair.new.run_until(lambda: len(pair.world.results()) == 1)
+    [resumed] = pair.seen[1].notes("sequence_resumed")
+    assert "pause_ms" not in resumed
+    assert 59_000 < float(resumed["clock_behind_ms"]) <= 60_000
+
+
 def test_a_damaged_image_is_refused_and_the_request_computed() -> None:
     pair = Pair()
     begun(pair, "a", "b", stream=True)
