@@ -17,7 +17,7 @@ from gpu_worker.queues import is_expired, ready_on
 from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, stop_engine
 from gpu_worker.retries import ENGINE_TIMEOUT, abandon, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
-from gpu_worker.switching import note_used, runnable
+from gpu_worker.switching import note_used, overdue, runnable
 from gpu_worker.worker_state import WorkerState
 from sie_stream.rollout_records import SHADOW
 
@@ -169,10 +169,14 @@ def end_expired(state: WorkerState, late: list[Item]) -> None:
 
 
 def check_timeouts(state: WorkerState, engine: Engine) -> None:
-    """Kill an engine whose oldest batch, or whose load, takes too long."""
+    """Kill an engine whose oldest batch, whose load, or whose way of weights to the device takes too long."""
     if check_load_timeout(state, engine):
         limit = state.settings.load_timeout_ms
         _give_up(state, engine, f"a load took longer than {limit} ms (setting load_timeout_ms)")
+        return
+    if late := overdue(state, engine.key):
+        limit = state.settings.load_timeout_ms
+        _give_up(state, engine, f"bringing {late} to the device took longer than {limit} ms (setting load_timeout_ms)")
         return
     limit = state.settings.engine_batch_timeout_ms
     if running_ms(state, engine) >= limit:

@@ -147,15 +147,18 @@ def may_start(state: WorkerState, place: TopicPartition, epoch: int, address: st
         return True
     asked = handover.fetching.get(place)
     if asked is None or asked[0] != epoch:
-        handover.fetching[place] = (epoch, state.at_ms)
+        _not_ordered(state, place)
+        asked = handover.fetching[place] = (epoch, state.at_ms)
+    if state.at_ms - asked[1] >= FETCH_MS_MAX:
+        state.note("images_not_fetched", **place._asdict(), why=f"nothing came within {FETCH_MS_MAX:.0f} ms")
+        _arrived(state, place, epoch, {})
+        return True
+    if handover.ordered is None:
+        # One after the other: only then is known how much room the last ones left.
         room = bytes_max(state) - sum(one.size for one in handover.fetched.values())
+        handover.ordered = (place, epoch)
         state.commands.append(FetchImages(place, epoch, address, max(0, room)))
-        return False
-    if state.at_ms - asked[1] < FETCH_MS_MAX:
-        return False
-    state.note("images_not_fetched", **place._asdict(), why=f"nothing came within {FETCH_MS_MAX:.0f} ms")
-    _arrived(state, place, epoch, {})
-    return True
+    return False
 
 
 def _on_fetched(state: WorkerState, event: ImagesFetched) -> None:
@@ -170,7 +173,14 @@ def _on_fetched(state: WorkerState, event: ImagesFetched) -> None:
 
 def _arrived(state: WorkerState, place: TopicPartition, epoch: int, images: dict[int, SequenceImage]) -> None:
     del state.handover.fetching[place]
+    _not_ordered(state, place)
     state.handover.fetched[place] = Fetched(epoch, state.at_ms, images)
+
+
+def _not_ordered(state: WorkerState, place: TopicPartition) -> None:
+    """What was ordered for it, if anything, is not waited for any more."""
+    if state.handover.ordered is not None and state.handover.ordered[0] == place:
+        state.handover.ordered = None
 
 
 def take_image(state: WorkerState, batch: Batch) -> bytes:
@@ -197,7 +207,10 @@ def _on_adopted(state: WorkerState, engine: Engine, event: SequenceAdopted) -> N
         item.told_as, item.told = None, 0
         state.note("sequence_image_refused", **_fields(item), why=event.refused)
         return
-    state.note("sequence_resumed", **_fields(item), pause_ms=max(0, state.now_ms - batch.stopped_ms))
+    pause_ms = state.now_ms - batch.stopped_ms
+    # By two clocks: where ours is behind, how long it was is not known, and 0 would be a lie.
+    told = {"pause_ms": pause_ms} if pause_ms >= 0 else {"clock_behind_ms": -pause_ms}
+    state.note("sequence_resumed", **_fields(item), **told)
 
 
 def forget_old(state: WorkerState) -> None:
@@ -213,6 +226,7 @@ def forget_old(state: WorkerState) -> None:
         awaited = state.awaiting.get(place)
         if awaited is None or awaited.placement_epoch != epoch:
             del state.handover.fetching[place]
+            _not_ordered(state, place)
 
 
 def _fields(item: Item) -> dict[str, str | int]:

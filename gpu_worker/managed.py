@@ -24,6 +24,8 @@ class Managed:
     counts: SwitchCounts = field(default_factory=SwitchCounts)
     engines: dict[int, EngineKey] = field(default_factory=dict)
     """Of the slots in its memory."""
+    coming: dict[int, float] = field(default_factory=dict)
+    """Slots on their way to the device, and since when."""
     going: dict[int, None] = field(default_factory=dict)
     """Slots of unloaded models whose pages are still in use: engines hold requests of them, or they are on the way."""
 

@@ -207,5 +207,5 @@ _header = msgspec.msgpack.Decoder(Header)
 def _read(body: bytes, decoder: msgspec.msgpack.Decoder[_Record]) -> _Record:
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # deep arrays where fields may follow
         raise TransferBroken(f"a record cannot be read: {error}") from error

@@ -246,5 +246,7 @@ class Handover:
     """Whether any batch may be waiting to be exported."""
     kept: dict[TopicPartition, Kept] = field(default_factory=dict)
     fetching: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
-    """(placement epoch, monotonic time of the order)"""
+    """(placement epoch, monotonic time since when its images are waited for)"""
+    ordered: tuple[TopicPartition, int] | None = None
+    """The one of them, and its epoch, that is being fetched."""
     fetched: dict[TopicPartition, Fetched] = field(default_factory=dict)

@@ -80,6 +80,10 @@ def switch_models(state: WorkerState) -> None:
         demand = [] if state.stopping else _demand(state, engines)
         for order in managed.residency.decide(demand, leased, state.at_ms):
             _give(state, managed.engines[order.slot], order)
+        slots = memory.slots
+        managed.coming = {
+            slot: managed.coming.get(slot, state.at_ms) for slot, one in slots.items() if one.place == "coming"
+        }
 
 
 def _demand(state: WorkerState, engines: list[Engine]) -> list[Demand]:
@@ -114,6 +118,16 @@ def on_switched(state: WorkerState, event: ModelSwitched) -> None:
         managed.counts.arrived(event.slot, event.switch_class, event.size, event.ms)
 
 
+def overdue(state: WorkerState, engine: EngineKey) -> str:
+    """The model that this engine takes too long to bring to the device; empty: none."""
+    managed = state.managed.get(engine.device)
+    if managed is None:
+        return ""
+    late = state.at_ms - state.settings.load_timeout_ms
+    slots = [slot for slot, since in managed.coming.items() if since <= late and managed.engines.get(slot) == engine]
+    return state.slots[slots[0]].key.model if slots and slots[0] in state.slots else "a model" if slots else ""
+
+
 def take_back(state: WorkerState, engine: EngineKey, slot: int) -> None:
     """It could not be brought to its pages: they are free again."""
     managed = state.managed.get(engine.device)
@@ -123,7 +137,9 @@ def take_back(state: WorkerState, engine: EngineKey, slot: int) -> None:
 
 def on_image_moved(state: WorkerState, event: ImageMoved) -> None:
     managed = state.managed.get(event.engine.device)
-    if managed is not None:
+    if managed is not None and event.message:
+        managed.residency.memory.not_moved(event.slot, state.at_ms)
+    elif managed is not None:
         managed.residency.memory.moved(event.slot, event.tier)
     if event.message:
         state.note("image_not_moved", slot=event.slot, tier=event.tier, message=event.message)

@@ -93,6 +93,15 @@ def failed(item: EngineInput, code: str, message: str) -> EngineOutput:
     return EngineOutput(request_id=item.request_id, error_code=code, error_message=message)
 
 
+def not_finite(item: EngineInput, what: str) -> EngineOutput:
+    """The answer where the network computed no numbers: a text or a vector made of them would say nothing."""
+    message = (
+        f"{what} became NaN or infinite: the weights are damaged, or sums are too large for their dtype. Load the "
+        "model in float32 or bfloat16, or mend its weights."
+    )
+    return failed(item, "output_not_finite", message)
+
+
 class LoadedModel(Protocol):
     """One model in memory."""
 
@@ -168,7 +177,7 @@ class MovableModel(ContinuousModel, Protocol):
         ...
 
     def image_bytes(self, ticket: int) -> int:
-        """Keys and values that the image of a request would hold now; 0 when it is not there."""
+        """How long the image of a request would be now; 0 when it is not there."""
         ...
 
     def tokens_of(self, ticket: int) -> int:

@@ -5,13 +5,14 @@ Sentence-transformers' recipe for MiniLM: mean of the last hidden states over re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import EngineInput, EngineOutput, failed, not_finite
 from gpu_worker.backends.slots.weights import Weight
 
 Tokens = NDArray[np.int64]
@@ -143,8 +144,11 @@ class EmbeddingModel:
         ids, mask = padded([item.token_ids or [] for item in items], self._pad_id)
         vectors = np.round(mean_pooled(self._forward(ids, mask), mask).astype(np.float64), DECIMALS).tolist()
         lengths = mask.sum(axis=1).tolist()
+        # The sum of a unit vector's numbers is one, too, unless one of them is not.
         return [
             EngineOutput(item.request_id, self._encode(Embedding(vector)), prompt_tokens=length)
+            if math.isfinite(sum(vector))
+            else not_finite(item, "its vector")
             for item, vector, length in zip(items, vectors, lengths, strict=True)
         ]
 

@@ -20,13 +20,15 @@ ADAPTER_CONFIG = "adapter_config.json"
 """Of a LoRA adapter: its scale and where it acts."""
 
 
-def local_source(source: str) -> Path:
-    """Where `launch.source` lies on this machine. Raises ModelRefused for a scheme that no worker fetches from."""
+def local_source(source: str, field: str = "source.uri") -> Path:
+    """Where `launch.source` lies on this machine. field: where that is declared. Raises ModelRefused for a scheme that
+    no worker fetches from.
+    """
     scheme, separator, _ = source.partition("://")
     if separator and scheme != "file":
         raise ModelRefused(
             "source_not_fetched",
-            f"source.uri: {source}: weights are not fetched from {scheme}:// yet. Copy them to a folder that every "
+            f"{field}: {source}: weights are not fetched from {scheme}:// yet. Copy them to a folder that every "
             "worker sees, and declare its path or file:// URI.",
         )
     return Path(source.removeprefix("file://"))

@@ -55,6 +55,11 @@ def digest(*parts: Bytes) -> bytes:
     return total.digest()[:DIGEST_BYTES]
 
 
+def packed_bytes(state_bytes: int, page_bytes: int, count: int) -> int:
+    """How long the image of such a state and so many pages is."""
+    return _PREFIX.size + DIGEST_BYTES + state_bytes + count * (DIGEST_BYTES + page_bytes)
+
+
 def packed(state: bytes, page_bytes: int, pages: Bytes) -> bytes:
     """The image. `pages`: all of them, one after the other; empty for a sequence of which nothing was computed."""
     view = memoryview(pages)

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -40,10 +41,18 @@ from sie_stream.ports import Clock
 CONNECT_S = 1.0
 FETCH_S = 3.0
 """For all images of a partition."""
+ASK_S = 1.0
+"""For whoever connects to say what it wants."""
 SERVE_S = 5.0
 CONNECTIONS_MAX = 8
+"""How many are given images at once."""
+ASKING_MAX = 32
+"""How many may be about to say what they want: of more, the oldest has to go."""
+ACCEPT_AGAIN_S = 0.2
+"""After a connection could not be taken: no file descriptor may be left for a while."""
 UNREACHABLE_MS = 10_000.0
 """A host that did not answer is not asked again for so long: partitions wait for the answers."""
+ANY_ADDRESS = ("", "0.0.0.0", "::", "[::]", "*")
 READ_BYTES = 1024 * 1024
 
 
@@ -70,6 +79,14 @@ class ImageExchange:
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._unreachable: dict[tuple[str, int], float] = {}
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._asking: dict[socket.socket, None] = {}
+        """Those who connected and have not said yet what they want, in that order."""
+        self._closed = threading.Event()
+        if host.strip() in ANY_ADDRESS:
+            raise ConfigError(
+                f"setting sequence_images_host = {host!r}: others are told to fetch at this address, and it is none. "
+                "Expected the address by which the other workers reach this machine."
+            )
         try:
             self._server = socket.create_server((host, 0))
         except OSError as error:
@@ -91,6 +108,7 @@ class ImageExchange:
             threading.Thread(target=work, name=name, daemon=True).start()
 
     def close(self) -> None:
+        self._closed.set()
         self._wake = None
         self._orders.put(None)
         self._server.close()
@@ -123,28 +141,51 @@ class ImageExchange:
     # ------------------------------------------------------------ server
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return  # closed
-            if not self._room.acquire(blocking=False):
-                connection.close()
+            except OSError as error:  # closed, or no file descriptor is left
+                if not self._closed.is_set():
+                    sys.stderr.write(f"images of requests: nobody can be answered for a while: {error}\n")
+                    self._closed.wait(ACCEPT_AGAIN_S)
                 continue
-            threading.Thread(target=self._answer, args=(connection,), name="images-answer", daemon=True).start()
+            self._make_way(connection)
+            try:
+                threading.Thread(target=self._answer, args=(connection,), name="images-answer", daemon=True).start()
+            except RuntimeError as error:  # no thread is left
+                sys.stderr.write(f"images of requests: one who asked is not answered: {error}\n")
+                self._has_asked(connection)
+                connection.close()
+
+    def _make_way(self, newest: socket.socket) -> None:
+        """So that those who connect and say nothing keep nobody out."""
+        with self._lock:
+            self._asking[newest] = None
+            over = list(self._asking)[:-ASKING_MAX]
+        for connection in over:
+            with suppress(OSError):  # it has ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, connection: socket.socket) -> None:
         """One partition's images, to one who knows the secret. They are given once: sent or lost, they are gone."""
+        known = False
         try:
             with connection:
-                wire = _Wire(connection, self._clock, SERVE_S)
-                wanted = read_wanted(wire.record())
-                if hmac.compare_digest(wanted.secret.encode(), self._address.secret.encode()):
-                    self._give(wire, wanted)
+                wanted = read_wanted(_Wire(connection, self._clock, ASK_S).record())
+                known = hmac.compare_digest(wanted.secret.encode(), self._address.secret.encode())
+                self._has_asked(connection)
+                if known:
+                    with self._room:
+                        self._give(_Wire(connection, self._clock, SERVE_S), wanted)
         except (OSError, TransferBroken) as error:
-            sys.stderr.write(f"images of requests: whoever asked got none, or not all: {error}\n")
+            if known:  # what others send must not fill the log
+                sys.stderr.write(f"images of requests: whoever asked got none, or not all: {error}\n")
         finally:
-            self._room.release()
+            self._has_asked(connection)
+
+    def _has_asked(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._asking.pop(connection, None)
 
     def _give(self, wire: _Wire, wanted: Wanted) -> None:
         place = TopicPartition(wanted.topic, wanted.partition)
@@ -165,12 +206,12 @@ class ImageExchange:
             message = ""
             try:
                 self._fetch(order, images)
-            except (OSError, TransferBroken, UnicodeError, MemoryError) as error:  # those that came whole are used
+            except (OSError, TransferBroken, ValueError, MemoryError) as error:  # those that came whole are used
                 message = f"{len(images)} images came whole: {error}"
             self._tell(ImagesFetched(order.partition, order.placement_epoch, images, message))
 
     def _fetch(self, order: _Order, images: list[SequenceImage]) -> None:
-        """Appends what comes. Raises OSError, TransferBroken, UnicodeError (no name of a host) and MemoryError."""
+        """Appends what comes. Raises OSError, TransferBroken, ValueError (no name of a host) and MemoryError."""
         host, port, secret = parse_address(order.images_at)
         if self._clock.monotonic_ms() < self._unreachable.get((host, port), 0.0):
             raise TransferBroken(f"{host}:{port} did not answer a moment ago")
@@ -183,10 +224,18 @@ class ImageExchange:
             wire = _Wire(connection, self._clock, FETCH_S)
             wire.send(framed(Wanted(secret, *order.partition)))
             left = order.bytes_max
-            for _ in range(read_found(wire.record()).images):
+            for _ in range(self._found(wire, (host, port))):
                 header = read_header(wire.record(), left)
                 images.append(image_of(header, wire.exactly(header.size)))
                 left -= header.size
+
+    def _found(self, wire: _Wire, where: tuple[str, int]) -> int:
+        """How many images come. Raises as _fetch."""
+        try:
+            return read_found(wire.record()).images
+        except TimeoutError:  # its kernel takes connections, and the process stands still
+            self._unreachable[where] = self._clock.monotonic_ms() + UNREACHABLE_MS
+            raise
 
 
 class _Wire:

@@ -24,6 +24,10 @@ BETTER = 1.5
 """A model comes from the disk in another's place only if it is so much more likely, or they would change for ever."""
 
 
+MOVE_AGAIN_MS = 30_000.0
+"""After an image could not be moved (a full disk): each try writes all it can, and would begin at once."""
+
+
 class Move(NamedTuple):
     """An image to be moved to another tier, beside what is on the device."""
 
@@ -152,15 +156,30 @@ class DeviceMemory:
             one.below = to
             one.moving = None
 
+    def not_moved(self, slot: int, at_ms: float) -> None:
+        """The engine could not move its image: it is left where it is for a while."""
+        one = self.slots.get(slot)
+        if one is not None:
+            one.moving = None
+            one.stays_until_ms = at_ms + MOVE_AGAIN_MS
+
     def _demotable(self, at_ms: float) -> list[Candidate]:
         return [
             Candidate(one.slot, one.image_bytes, one.likelihood.at(at_ms) * (RESIDENT_WORTH if one.pages else 1.0))
             for one in self.slots.values()
-            if one.image_bytes and one.below == "host" and one.moving is None and one.place != "coming"
+            if one.image_bytes
+            and one.below == "host"
+            and one.moving is None
+            and one.place != "coming"
+            and one.stays_until_ms <= at_ms
         ]
 
     def _prefetch(self, at_ms: float) -> list[Move]:
-        waiting = [one for one in self.slots.values() if one.below == "disk" and one.place == "out" and one.image_bytes]
+        waiting = [
+            one
+            for one in self.slots.values()
+            if one.below == "disk" and one.place == "out" and one.image_bytes and one.stays_until_ms <= at_ms
+        ]
         if not waiting:
             return []
         best = max(waiting, key=lambda one: (one.likelihood.at(at_ms), -one.slot))

@@ -34,6 +34,8 @@ class Slot:
     below: Below = "host"
     moving: Below | None = None
     """Where its image is being moved."""
+    stays_until_ms: float = float("-inf")
+    """Its image could not be moved a moment ago: not tried again before."""
     pages: tuple[int, ...] = ()
     place: Place = "out"
 

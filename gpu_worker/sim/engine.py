@@ -68,6 +68,10 @@ class EngineScript:
     switch_ms: float = 5.0
     unreadable: set[str] = field(default_factory=set)
     """Models that cannot be brought to the device."""
+    stuck: set[str] = field(default_factory=set)
+    """Models whose way to the device has no end."""
+    disk_full: bool = False
+    """Whether no image can be written to the disk."""
 
 
 class Frozen(Struct, frozen=True):
@@ -167,6 +171,8 @@ class SimEngines:
         if launch is None or launch.model in self.script.unreadable:
             self._later(process, at, SwitchFailed(engine, slot, "scripted: the image cannot be read"))
             return
+        if launch.model in self.script.stuck:
+            return
         slots = [item for one in self._processes.values() for item in one.mapped.items()]
         others = {page for at_slot, held in slots if at_slot != slot for page in held}
         assert not others.intersection(pages), f"slot {slot} got pages of others"
@@ -184,7 +190,10 @@ class SimEngines:
     def move_image(self, engine: EngineKey, slot: int, to: Below) -> None:
         process = self._processes.get(engine)
         if process is not None:
-            self._later(process, self._clock.monotonic_ms() + self.script.switch_ms, ImageMoved(engine, slot, to))
+            moved = ImageMoved(engine, slot, to)
+            if to == "disk" and self.script.disk_full:
+                moved = ImageMoved(engine, slot, "host", "[Errno 28] No space left on device")
+            self._later(process, self._clock.monotonic_ms() + self.script.switch_ms, moved)
 
     def submit(
         self, engine: EngineKey, batch_id: int, slot: int, items: Sequence[EngineInput], image: bytes = b""

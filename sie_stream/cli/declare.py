@@ -90,12 +90,33 @@ def _is_declaration(path: Path) -> bool:
     return any(word in text for word in ("model_id", "modelId", KIND)) or has_kind.search(text) is not None
 
 
-def with_absolute_source(spec: ModelSpec, folder: Path) -> ModelSpec:
-    """Workers run in other folders: a relative source path starts at the declaration's own folder."""
-    if spec.source.kind != "file":
+def with_absolute_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Workers run in other folders: relative paths of the source, and of an adapter's base, start at the declaration's
+    own folder.
+    """
+    if spec.source.kind == "file":
+        path = str((folder / spec.source.uri.removeprefix("file://")).resolve())
+        spec = spec.model_copy(update={"source": spec.source.model_copy(update={"uri": path})})
+    base = spec.backend.config.get("base")
+    if spec.lora is None or spec.backend.name != "torch" or not isinstance(base, str) or _of_other_scheme(base):
+        return spec  # servers of others have names for bases that are no paths
+    at = (folder / base.removeprefix("file://")).resolve()
+    backend = spec.backend.model_copy(update={"config": spec.backend.config | {"base": str(at)}})
+    return _with_tokenizer_of_base(spec.model_copy(update={"backend": backend}), at)
+
+
+def _of_other_scheme(path: str) -> bool:
+    return "://" in path and not path.startswith("file://")
+
+
+def _with_tokenizer_of_base(spec: ModelSpec, base: Path) -> ModelSpec:
+    """The tokenizer beside the adapter if there is one, else that of its base: PEFT writes none."""
+    if spec.tokenizer is None:
         return spec
-    path = str((folder / spec.source.uri.removeprefix("file://")).resolve())
-    return spec.model_copy(update={"source": spec.source.model_copy(update={"uri": path})})
+    beside, below = (folder / spec.tokenizer.path for folder in (Path(spec.source.uri), base))
+    if beside.exists() or not below.exists():
+        return spec
+    return spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"path": str(below)})})
 
 
 def apply_specs(
@@ -122,7 +143,7 @@ def declare(
 ) -> list[Decision]:
     """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
     actor = getpass.getuser()
-    records = [ApplyModel(msgspec.Raw(to_json(with_absolute_source(spec, folder))), actor) for spec, folder in specs]
+    records = [ApplyModel(msgspec.Raw(to_json(with_absolute_paths(spec, folder))), actor) for spec, folder in specs]
     return ask(connection, records, [spec.model_id for spec, _ in specs], of_kind(APPLY_ANSWERS), timeout_s, tick)
 
 

@@ -26,7 +26,7 @@ from sie_stream.cli.ask import ask, of_kind
 from sie_stream.cli.canary_load import Load
 from sie_stream.cli.canary_rate import RATES, Tried, next_rate, rate_with_room
 from sie_stream.cli.cluster import Cluster, Layout
-from sie_stream.cli.declare import apply_specs, load_specs, with_absolute_source
+from sie_stream.cli.declare import apply_specs, load_specs, with_absolute_paths
 from sie_stream.cli.output import OutputFormat, OutputOption, console, error_console, show_json, show_rows
 from sie_stream.cli.rollout import followed
 from sie_stream.cli.rollout_view import history_rows, picture, status_rows
@@ -184,7 +184,7 @@ class Canary:
             grown.wait(self._tick)
             rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
             with Load(cluster.connection, MODEL, rows) as load:
-                return self._play(load, with_absolute_source(spec, folder), grown)
+                return self._play(load, with_absolute_paths(spec, folder), grown)
         finally:
             grown.stop()
 

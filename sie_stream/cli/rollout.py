@@ -15,7 +15,7 @@ from rich.live import Live
 from scheduler.rollout import FULL
 from scheduler.state import ClusterState
 from sie_stream.cli.ask import ask, of_kind, show_answer
-from sie_stream.cli.declare import specs_for, with_absolute_source
+from sie_stream.cli.declare import specs_for, with_absolute_paths
 from sie_stream.cli.output import (
     BootstrapOption,
     OutputFormat,
@@ -78,7 +78,7 @@ def start(
     specs, connection = specs_for(lambda: Connection.open(bootstrap_servers), file)
     if len(specs) != 1:
         raise ConfigError(f"--file {file}: {len(specs)} declarations; a rollout starts one version")
-    spec = with_absolute_source(*specs[0])
+    spec = with_absolute_paths(*specs[0])
     command = StartRollout(Raw(to_json(spec)), variant, parts, getpass.getuser())
     _tell(ask(connection, [command], [spec.name], of_kind(STARTED), ANSWER_S)[0], output, "model_rejected")
 

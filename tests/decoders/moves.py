@@ -57,8 +57,10 @@ class RandomMoves:
         for ticket, home in self._home.items():
             if ticket in done or self._chance.random() > self._often:
                 continue
+            told = self._models[home].image_bytes(ticket)
             image = self._models[home].release(ticket)
             assert image is not None
+            assert len(image) == told, "what is kept room for is what comes"
             assert self._models[home].release(ticket) is None, "it is gone"
             self._home[ticket] = self._chance.randrange(len(self._models))
             self._models[self._home[ticket]].adopt(ticket, image)

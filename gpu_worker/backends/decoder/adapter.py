@@ -96,6 +96,7 @@ def read_adapter(folder: Path, shape: DecoderShape, dtype: torch.dtype, device: 
             down, up = _matrices(folder, tensors, module, place.size, terms.rank)
             # Copies: a tensor that lies in the mapped file would keep all of the file in memory.
             copies = [one.to(dtype=dtype, device=device, copy=True) for one in (down, up)]
+            _check_numbers(folder, module, copies)
             parts.setdefault((layer, place.product), []).append(LowRank(place.start, *copies))
     return Adapter(parts, terms.scale, terms.invocation)
 
@@ -149,21 +150,40 @@ def _matrices(folder: Path, tensors: Tensors, module: str, size: Size, rank: int
     outs, ins = size
     found: list[Tensor] = []
     for half, wanted in zip(HALVES, ((rank, ins), (outs, rank)), strict=True):
-        name = next((one for one in _names(module, half) if one in tensors), None)
-        if name is None:
+        names = [one for one in _names(module, half) if one in tensors]
+        if not names:
             message = (
                 f"{folder} lacks {_names(module, half)[0]}, which target_modules of its adapter_config.json promise."
             )
             raise ModelRefused("weights_unreadable", message)
-        tensor = tensors(name)
+        if len(names) > 1:
+            message = f"{folder} has {' and '.join(names)}, which are one matrix by two names. Keep one of them."
+            raise ModelRefused("unsupported_adapter", message)
+        tensor = tensors(names[0])
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            message = f"{folder}: {names[0]} is of type {kind}; matrices of an adapter are floating-point numbers."
+            raise ModelRefused("unsupported_adapter", message)
         if tensor.shape != wanted:
             raise ModelRefused(
                 "weights_unreadable",
-                f"{folder}: the size of {name} is {tuple(tensor.shape)}, and for r {rank} on this base {wanted}. It is "
-                "an adapter of another base or of another rank: correct backend.config.base, or fetch it again.",
+                f"{folder}: the size of {names[0]} is {tuple(tensor.shape)}, and for r {rank} on this base {wanted}. "
+                "It is an adapter of another base or of another rank: correct backend.config.base, or fetch it again.",
             )
         found.append(tensor)
     return found
+
+
+def _check_numbers(folder: Path, module: str, matrices: Iterable[Tensor]) -> None:
+    """Raises ModelRefused for what is no number in the dtype of the states: no answer of it would be any either."""
+    for half, matrix in zip(HALVES, matrices, strict=True):
+        if not bool(torch.isfinite(matrix).all()):
+            dtype = str(matrix.dtype).removeprefix("torch.")
+            raise ModelRefused(
+                "weights_unreadable",
+                f"{folder}: {_names(module, half)[0]} holds NaN, infinity, or numbers too large for {dtype} "
+                "(backend.config.dtype). The adapter was trained past its limits, or the file is damaged.",
+            )
 
 
 def _names(module: str, half: str) -> tuple[str, str]:

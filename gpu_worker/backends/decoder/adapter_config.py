@@ -17,6 +17,10 @@ from gpu_worker.backends.weights import ADAPTER_CONFIG
 from sie_stream.errors import did_you_mean
 
 RANK_MAX = 1024
+ALPHA_MAX = 3e38
+"""Beyond it no product is a number in float32."""
+VALUE_CHARS_MAX = 80
+"""How much of a refused value is told."""
 ALL_LINEAR = "all-linear"
 FOLLOWED = (
     *("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "layers_to_transform", "layers_pattern", "bias"),
@@ -77,7 +81,9 @@ def adapter_terms(folder: Path) -> AdapterTerms:
 
 def refuse(field: str, value: object, allowed: str) -> Never:
     """Raises ModelRefused."""
-    raise ModelRefused("unsupported_adapter", f"{ADAPTER_CONFIG}: {field} {value!r}: {allowed}")
+    told = repr(value)
+    told = told if len(told) <= VALUE_CHARS_MAX else f"{told[:VALUE_CHARS_MAX]}..."
+    raise ModelRefused("unsupported_adapter", f"{ADAPTER_CONFIG}: {field} {told}: {allowed}")
 
 
 def _only(config: dict[str, Any], field: str, allowed: tuple[object, ...], default: object) -> None:
@@ -95,9 +101,9 @@ def _rank(value: object) -> int:
 
 
 def _alpha(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        refuse("lora_alpha", value, "it is a finite number > 0.")
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= ALPHA_MAX:
+        refuse("lora_alpha", value, f"it is a number > 0, at most {ALPHA_MAX:g}.")
+    return float(value)
 
 
 def _targets(value: object) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ import torch
 from gpu_worker.backends.base import ModelRefused
 from gpu_worker.backends.decoder.adapter import Adapter, read_adapter
 from gpu_worker.backends.decoder.arena import Arenas, ModelPages
+from gpu_worker.backends.decoder.bases import base_of, refuse_adapter
 from gpu_worker.backends.decoder.files import DecoderFiles, files_of
 from gpu_worker.backends.decoder.flight import DecoderLimits
 from gpu_worker.backends.decoder.frozen import Intake, Origin
@@ -106,13 +107,14 @@ class DecoderLoader:
 
     def load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, digest: Future[str]) -> DecoderModel:
         """digest: of `launch.source`. Raises ModelRefused; also what `digest` raises."""
-        source, base = local_source(launch.source), str(launch.config.get("base") or "")
-        if not base:
+        source, base = local_source(launch.source), base_of(launch)
+        if base is None:
+            refuse_adapter(source)
             return self._load(launch, dtype, device, Sources(source, digest))
         with ThreadPoolExecutor(1) as beside:
             expected = str(launch.config.get("base_digest") or "")
-            hashed = beside.submit(verified_digest, local_source(base), expected)
-            return self._load(launch, dtype, device, Sources(local_source(base), hashed, source, digest))
+            hashed = beside.submit(verified_digest, base, expected)
+            return self._load(launch, dtype, device, Sources(base, hashed, source, digest))
 
     def _load(self, launch: ModelLaunch, dtype: torch.dtype, device: str, sources: Sources) -> DecoderModel:
         files = files_of(sources.network)

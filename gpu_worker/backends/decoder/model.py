@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from threading import RLock
@@ -9,7 +10,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import EngineDelta, EngineInput, EngineOutput, failed, not_finite
 from gpu_worker.backends.decoder.arena import HostCopies
 from gpu_worker.backends.decoder.flight import Flight
 from gpu_worker.backends.decoder.frozen import Intake, asked_as, frozen, thawed
@@ -17,7 +18,7 @@ from gpu_worker.backends.decoder.grammar import GrammarRefused, Grammars
 from gpu_worker.backends.decoder.runner import Runner
 from gpu_worker.backends.decoder.tier import TierOf
 from gpu_worker.backends.slots.weights import Weight
-from gpu_worker.decoding.image import ImageRefused, packed, unpacked
+from gpu_worker.decoding.image import ImageRefused, packed, packed_bytes, unpacked
 from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.sequence import Chunk, Fetch, Keep, Move
 from gpu_worker.decoding.step_scheduler import StepScheduler
@@ -154,8 +155,11 @@ class DecoderModel:
     def image_bytes(self, ticket: int) -> int:
         with self._lock:
             flight = self._flights.get(ticket)
-            computed = 0 if flight is None else flight.tokens.kept or flight.tokens.computed
-            return self._scheduler.blocks_for(computed) * self._pages.used_bytes
+            if flight is None:
+                return 0
+            computed = flight.tokens.kept or flight.tokens.computed
+            state = frozen(flight, self._intake.origin, computed, self._clock.monotonic_ms())
+            return packed_bytes(len(state), self._pages.used_bytes, self._scheduler.blocks_for(computed))
 
     def tokens_of(self, ticket: int) -> int:
         flight = self._flights.get(ticket)
@@ -288,13 +292,19 @@ class DecoderModel:
         """A token for every chunk that reached the end of its sequence."""
         choosing = [place for place, chunk in enumerate(chunks) if chunk.chooses and flights[place].reader is None]
         likeliest: list[int] = []
+        largest: list[float] = []
         if choosing:
-            likeliest = torch.stack([logits[place][-1] for place in choosing]).argmax(dim=-1).tolist()
+            last = torch.stack([logits[place][-1] for place in choosing])
+            best = last.argmax(dim=-1, keepdim=True)  # a NaN, where there is one
+            likeliest, largest = best[:, 0].tolist(), last.gather(1, best)[:, 0].tolist()
         now_ms = self._clock.monotonic_ms()
         ended: list[tuple[int, EngineOutput]] = []
-        for place, token in zip(choosing, likeliest, strict=True):
+        for place, token, logit in zip(choosing, likeliest, largest, strict=True):
             flight = flights[place]
             self._time_first(flight, now_ms)
+            if not math.isfinite(logit):
+                ended.append(self._end(flight, not_finite(flight.item, "its logits")))
+                continue
             try:
                 reason = flight.choose(logits[place][-1], token)
             except GrammarRefused as refusal:

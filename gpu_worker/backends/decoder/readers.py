@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.backends.base import EngineInput, EngineOutput, failed
+from gpu_worker.backends.base import EngineInput, EngineOutput, failed, not_finite
 from gpu_worker.backends.decoder.choice import Chosen, scored
 from gpu_worker.backends.embedding import DECIMALS, Embedding
 from gpu_worker.decoding.sequence import Chunk, Reusable, all_blocks, no_blocks
@@ -83,6 +84,8 @@ class ScoreReader:
 
     def answer(self, item: EngineInput, first_token_ms: float | None) -> EngineOutput:
         ids = item.token_ids or []
+        if not math.isfinite(sum(self._scores)):
+            return not_finite(item, "a log-probability of its prompt")
         told = tuple(Chosen(token, score) for token, score in zip(ids[1:], self._scores, strict=True))
         outputs = _encode(Scored("", "stop", sum(self._scores), told))
         return EngineOutput(
@@ -236,6 +239,8 @@ def _vector_of(content: bytes) -> Tensor | None:
 
 def _embedded(item: EngineInput, state: Tensor, first_token_ms: float | None) -> EngineOutput:
     """As a unit vector. Like other embedders it tells no tokens and no reason to finish."""
+    if not bool(torch.isfinite(state).all()):
+        return not_finite(item, "its vector")
     vector = np.round((state / state.norm().clamp(min=1e-12)).numpy(), DECIMALS).tolist()
     outputs = _encode(Embedding(vector))
     tokens = len(item.token_ids or ())

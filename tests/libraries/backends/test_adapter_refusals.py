@@ -85,7 +85,10 @@ def test_a_row_on_which_nothing_acts_keeps_its_bits(tmp_path: Path) -> None:
         ({"r": 0}, "r 0: "),
         ({"r": True}, "r True: "),
         ({"r": 2.0}, "r 2.0: "),
-        ({"lora_alpha": "absent"}, "lora_alpha None: it is a finite number > 0"),
+        ({"lora_alpha": "absent"}, "lora_alpha None: it is a number > 0, at most 3e+38"),
+        ({"lora_alpha": 10**400}, "0000...: it is a number > 0"),
+        ({"lora_alpha": 1e39}, "lora_alpha 1e+39: it is a number > 0"),
+        ({"lora_alpha": float("inf")}, "cannot read"),
         ({"lora_alpha": "4"}, "lora_alpha '4': "),
         ({"lora_alpha": -1}, "lora_alpha -1: "),
         ({"use_rslora": 1}, "use_rslora 1: it is not one of False, True"),
@@ -126,6 +129,39 @@ def test_tensors_of_another_base_and_of_another_rank_are_refused(tmp_path: Path)
     declared = refusal(tmp_path, None, 16)
     assert declared.startswith("lora.rank: 16 is declared, and ")
     assert "says r 2" in declared
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(float("nan"), torch.float32), (float("-inf"), torch.bfloat16), (1e5, torch.float16)]
+)
+def test_matrices_that_hold_no_numbers_in_the_dtype_of_the_states_are_refused(
+    value: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    read(tmp_path)
+    matrices = tensors()
+    name = sorted(matrices)[3]
+    matrices[name][0, 0] = value
+    save_file(matrices, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelRefused, match="holds NaN, infinity, or numbers too large for ") as refused:
+        read_adapter(tmp_path, SHAPE, dtype, "cpu")
+    assert name in refused.value.message
+    assert str(dtype).removeprefix("torch.") in refused.value.message
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int32])
+def test_matrices_of_whole_numbers_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Quantised ones: without their scales they are another adapter."""
+    narrow = {name: tensor.to(dtype) for name, tensor in tensors().items()}
+    assert f"is of type {str(dtype).removeprefix('torch.')}; matrices of" in refusal(tmp_path, narrow)
+
+
+def test_a_matrix_by_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    both = tensors() | {name: 0 * one for name, one in tensors(prefix="base_model.model.").items()}
+    assert "are one matrix by two names" in refusal(tmp_path, both)
+
+
+def test_a_long_value_is_told_in_part(tmp_path: Path) -> None:
+    assert len(refusal(tmp_path, rank_pattern={f"module{number}": 4 for number in range(5_000)})) < 500
 
 
 def test_files_that_are_not_there_or_damaged_are_refused(tmp_path: Path) -> None:

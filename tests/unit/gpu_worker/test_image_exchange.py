@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gpu_worker.edge import image_exchange
-from gpu_worker.edge.image_exchange import CONNECTIONS_MAX, ImageExchange
+from gpu_worker.edge.image_exchange import ASKING_MAX, CONNECTIONS_MAX, ImageExchange
 from gpu_worker.sequence_images import (
     FRAME_BYTES_MAX,
     Found,
@@ -34,6 +34,8 @@ from tests.waiting import wait_until
 
 PLACE = TopicPartition("sie.work.m", 1)
 PLENTY = 1 << 30
+DEEP = b"\x92\x01" + b"\x91" * (FRAME_BYTES_MAX - 2)
+"""An array with what a later release may put behind its first field, deeper than a decoder goes."""
 
 
 def image(offset: int, size: int = 100_000) -> SequenceImage:
@@ -87,6 +89,13 @@ def test_one_who_does_not_know_the_secret_gets_nothing(exchange: ImageExchange) 
     assert len(fetched(exchange, exchange.address).images) == 1, "they are still there"
 
 
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", " 0.0.0.0", "*"])
+def test_an_address_that_others_cannot_fetch_at_is_refused(host: str) -> None:
+    """A server listens there gladly, and every other worker would ask itself."""
+    with pytest.raises(ConfigError, match="Expected the address by which the other workers reach this machine"):
+        ImageExchange(host, SystemClock())
+
+
 @pytest.mark.parametrize("text", ["", "here", "127.0.0.1:9", "127.0.0.1#x", ":9#x", "h:0#x", "h:70000#x", "h:a#x"])
 def test_what_is_no_address_is_told_and_not_asked(exchange: ImageExchange, text: str) -> None:
     got = fetched(exchange, text)
@@ -96,6 +105,7 @@ def test_what_is_no_address_is_told_and_not_asked(exchange: ImageExchange, text:
 
 def test_a_host_that_can_have_no_such_name_is_told(exchange: ImageExchange) -> None:
     assert fetched(exchange, f"{'x' * 70}.example:9#secret").message
+    assert fetched(exchange, "a\0b:9#secret").message
     exchange.keep(PLACE, image(4))
     assert len(fetched(exchange, exchange.address).images) == 1, "it still works"
 
@@ -188,12 +198,15 @@ def test_an_altered_image_is_not_used(exchange: ImageExchange) -> None:
         framed(Found(1)) + framed(Header(1, "w", "i", 0, 0, 0, -5, 0)),
         framed(Found(1)) + framed(Header(1, "w", "i", 0, 0, 0, 1 << 60, 0)),
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        len(DEEP).to_bytes(4, "big") + DEEP,
     ],
 )
 def test_garbage_is_told_and_not_used(exchange: ImageExchange, sent: bytes) -> None:
     got = answered(lambda peer: peer.sendall(sent), exchange)
     assert not got.images
     assert got.message
+    exchange.keep(PLACE, image(4))
+    assert len(fetched(exchange, exchange.address).images) == 1, "it still fetches"
 
 
 def test_a_peer_that_says_nothing_is_left_in_time(exchange: ImageExchange, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +214,48 @@ def test_a_peer_that_says_nothing_is_left_in_time(exchange: ImageExchange, monke
     got = answered(lambda peer: peer.recv(1), exchange)
     assert not got.images
     assert "timed out" in got.message
+
+
+def test_a_peer_that_stands_still_is_waited_for_once(exchange: ImageExchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel goes on taking connections. Every partition that came from it would wait as long as the first."""
+    monkeypatch.setattr(image_exchange, "FETCH_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        images_at = f"127.0.0.1:{stopped.getsockname()[1]}#secret"
+        assert "timed out" in fetched(exchange, images_at).message
+        assert "a moment ago" in fetched(exchange, images_at).message
+
+
+def test_whoever_connects_and_says_nothing_keeps_nobody_out(exchange: ImageExchange) -> None:
+    exchange.keep(PLACE, image(4))
+    host, port, _ = parse_address(exchange.address)
+    peers = [socket.create_connection((host, port)) for _ in range(ASKING_MAX + 8)]
+    assert len(fetched(exchange, exchange.address).images) == 1
+    assert peers[0].recv(1) == b"", "the oldest had to go"
+    for peer in peers:
+        peer.close()
+
+
+def test_a_server_that_could_not_take_a_connection_takes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ImageExchange("127.0.0.1", SystemClock())
+    server, failures = made._server, [OSError(24, "Too many open files")] * 2
+
+    class Short:
+        """A server socket in a process without file descriptors, for a while."""
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if failures:
+                raise failures.pop()
+            return server.accept()
+
+        def close(self) -> None:
+            server.close()
+
+    monkeypatch.setattr(image_exchange, "ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(made, "_server", Short())
+    made.start(lambda: None)
+    made.keep(PLACE, image(4))
+    assert len(fetched(made, made.address).images) == 1
+    made.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02xx"])

@@ -145,6 +145,53 @@ def test_an_owner_that_does_not_answer_is_not_waited_for_long() -> None:
     assert pair.seen[1].notes("images_not_fetched")
 
 
+def test_images_are_fetched_for_one_partition_after_the_other_into_the_room_that_is_left() -> None:
+    """All at once would each be given all of the room."""
+    pair = Pair()
+    begun(pair, "a", "b")
+    images = pair.world.images[INCARNATION]
+    images.standing = lambda: "silent"
+    pair.hand_over(INCARNATION)
+    pair.new.run(50)
+    (first,) = pair.seen[1].of(FetchImages)
+    assert isinstance(first, FetchImages)
+    assert first.bytes_max == 1024 * 1024
+    images.standing = lambda: "there"
+    sizes = [len(one.content) for one in images.kept[TopicPartition("sie.work.m", 1)]]
+    pair.world.images[OTHER].come(ImagesFetched(first.partition, first.placement_epoch, images.give(first.partition)))
+    pair.new.run_until(lambda: len(pair.world.results()) == 2)
+    orders = pair.seen[1].of(FetchImages)
+    assert len(orders) == LANES
+    assert isinstance(orders[-1], FetchImages)
+    assert sum(sizes) > 0
+    assert pair.computed_ms < 2 * MS + 5, "nothing was computed again"
+
+
+def test_partitions_that_wait_for_a_silent_owner_all_start_in_time() -> None:
+    pair = Pair()
+    begun(pair, "a")
+    pair.world.images[INCARNATION].standing = lambda: "silent"
+    pair.hand_over(INCARNATION)
+    at = pair.world.clock.monotonic_ms()
+    pair.new.run_until(lambda: len(pair.world.results()) == 1)
+    assert pair.world.clock.monotonic_ms() - at < 5_000, "not 4 s for each of them"
+    assert len(pair.seen[1].notes("images_not_fetched")) == LANES
+
+
+def test_a_pause_between_two_clocks_that_disagree_is_not_told_as_none() -> None:
+    pair = Pair()
+    begun(pair, "a")
+    pair.release()
+    kept = pair.world.images[INCARNATION].kept
+    for place, images in kept.items():
+        kept[place] = [msgspec.structs.replace(one, frozen_ms=one.frozen_ms + 60_000) for one in images]
+    pair.hand_over()
+    pair.new.run_until(lambda: len(pair.world.results()) == 1)
+    [resumed] = pair.seen[1].notes("sequence_resumed")
+    assert "pause_ms" not in resumed
+    assert 59_000 < float(resumed["clock_behind_ms"]) <= 60_000
+
+
 def test_a_damaged_image_is_refused_and_the_request_computed() -> None:
     pair = Pair()
     begun(pair, "a", "b", stream=True)

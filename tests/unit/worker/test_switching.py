@@ -5,23 +5,40 @@ The scripted engine refuses to run what is not on the device, and to give one pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from gpu_worker.engine_port import EngineKey
+from gpu_worker.facts import Note, WorkerCommand
+from gpu_worker.memory import mapper
 from gpu_worker.sim.engine import EngineScript
 from gpu_worker.switching import memory_samples
 from sie_stream.control import PlacementRow, ReplicaFailed, ReplicaReady
+from sie_stream.engine_facts import EngineLost
 from sie_stream.errors import ConfigError
 from sie_stream.ids import LANES
 from sie_stream.settings import Settings, settings_from
 from sie_stream.telemetry import DeviceMemorySample
-from tests.unit.worker.rig import DEVICE, Rig, World, work_item
+from tests.unit.worker.rig import DEVICE, INCARNATION, Rig, World, work_item
 
 MIB = 1024 * 1024
 BUDGET = Settings(device_memory_mb=64)
 ENGINE = EngineKey(DEVICE, "sim")
+
+
+class Notes:
+    """Implements loop.Observer."""
+
+    def __init__(self) -> None:
+        self._events: list[str] = []
+
+    def saw(self, events: object, commands: Sequence[WorkerCommand]) -> None:
+        self._events += [one.event for one in commands if isinstance(one, Note)]
+
+    def count(self, event: str) -> int:
+        return self._events.count(event)
 
 
 def world_of(script: EngineScript, *models: str, settings: Settings = BUDGET, **changes: Any) -> tuple[World, Rig]:
@@ -180,6 +197,39 @@ def test_images_above_the_hosts_memory_go_to_the_disk() -> None:
     assert sample(rig).host_used_bytes == 40 * MIB
     assert sample(rig).disk_used_bytes == 40 * MIB
     assert len(world.reports(ReplicaReady)) == 4
+
+
+def test_a_disk_that_is_full_is_not_written_to_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every try writes until nothing fits any more: one for each image in a while is enough."""
+    monkeypatch.setattr(mapper, "MOVE_AGAIN_MS", 2_000.0)
+    script = EngineScript(images=dict.fromkeys("abcd", 20 * MIB), disk_full=True)
+    seen = Notes()
+    world = World(Settings(device_memory_mb=64, host_memory_mb=50))
+    rig = Rig(world, INCARNATION, script, (seen,))
+    for model in "abcd":
+        world.place(world.add_model(model))
+    rig.run(1_500)
+    assert 1 <= seen.count("image_not_moved") <= 4
+    rig.run(2_000)
+    assert 5 <= seen.count("image_not_moved") <= 8, "it may have room again"
+    script.disk_full = False
+    rig.run(5_000)
+    assert sample(rig).host_used_bytes == 40 * MIB
+
+
+def test_an_engine_that_brings_a_model_to_the_device_without_end_is_ended() -> None:
+    """Stopped, or its disk does not answer: nothing else watches it while it holds no request."""
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, stuck={"b"})
+    world, rig = world_of(script, *"ab", settings=Settings(device_memory_mb=64, load_timeout_ms=1_000))
+    world.send(work_item("b1", "b"))
+    rig.run(900)
+    assert places(rig)["b"] == "coming"
+    script.stuck.clear()
+    world.send(work_item("a1", "a"))
+    rig.run_until(lambda: answered(world, "b1", "a1"))
+    [lost] = world.reports(EngineLost)
+    assert isinstance(lost, EngineLost)
+    assert "bringing b to the device took longer than 1000 ms (setting load_timeout_ms)" in lost.cause
 
 
 def test_settings_that_make_no_sense_together_are_refused() -> None:
