@@ -13,6 +13,7 @@ from gpu_worker.memory.slots import Slot
 from gpu_worker.queues import ready_on
 from gpu_worker.residency import Activate, Demand, Evict, Order
 from gpu_worker.state import Engine, Replica
+from gpu_worker.touched import note_orders, tell_waiting
 from gpu_worker.worker_state import WorkerState
 from sie_stream.ids import LANES
 from sie_stream.telemetry import DeviceMemorySample, ModelMemory
@@ -48,8 +49,7 @@ def engine_gone(state: WorkerState, key: EngineKey) -> None:
     if managed is None:
         return
     for slot in [slot for slot, engine in managed.engines.items() if engine == key]:
-        del managed.engines[slot]
-        managed.going.pop(slot, None)
+        managed.forget(slot)
     managed.residency.memory.drop_group(key.backend)
 
 
@@ -75,10 +75,12 @@ def switch_models(state: WorkerState) -> None:
         leased = {batch.replica.slot for engine in engines for batch in engine.outstanding.values()}
         memory = managed.residency.memory
         for slot in [slot for slot in managed.going if slot not in leased and memory.slots[slot].place != "coming"]:
-            del managed.going[slot], managed.engines[slot]
+            managed.forget(slot)
             memory.remove(slot)
         demand = [] if state.stopping else _demand(state, engines)
-        for order in managed.residency.decide(demand, leased, state.at_ms):
+        orders = managed.residency.decide(demand, leased, state.at_ms)
+        note_orders(state, managed, orders)
+        for order in orders:
             _give(state, managed.engines[order.slot], order)
 
 
@@ -112,6 +114,7 @@ def on_switched(state: WorkerState, event: ModelSwitched) -> None:
     if managed is not None:
         managed.residency.memory.arrived(event.slot)
         managed.counts.arrived(event.slot, event.switch_class, event.size, event.ms)
+        tell_waiting(state, managed, event)
 
 
 def take_back(state: WorkerState, engine: EngineKey, slot: int) -> None:
@@ -119,6 +122,7 @@ def take_back(state: WorkerState, engine: EngineKey, slot: int) -> None:
     managed = state.managed.get(engine.device)
     if managed is not None and slot in managed.engines:
         managed.residency.memory.evict(slot)
+        managed.coming.pop(slot, None)
 
 
 def on_image_moved(state: WorkerState, event: ImageMoved) -> None:

@@ -16,12 +16,15 @@ from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
 from sie_stream.input_schema import compile_schema
 from sie_stream.postprocess import Stage2, build_outputs, finish_result, stage2_of
-from sie_stream.provenance import ResultTopics, dead_letter, result_json, result_key, terminal_writes
-from sie_stream.records import CommittedOffset, LogRecord, LogWrite, RawOutput, ResultError
+from sie_stream.provenance import KEY_BYTES_MAX, ResultTopics, dead_letter, result_json, result_key, terminal_writes
+from sie_stream.records import CommittedOffset, Headers, LogRecord, LogWrite, RawOutput, ResultError
 from sie_stream.rollout_records import SHADOW
 from sie_stream.settings import Settings
+from sie_stream.touches import kept_headers
 
 NO_SCHEMA = b"{}"
+BESIDE_OUTPUTS_BYTES = 4 * KEY_BYTES_MAX
+"""The rest of a result, its key and its headers; where outputs leave less room, the headers stay away."""
 
 
 class RoutesChanged(Struct, frozen=True):
@@ -104,11 +107,11 @@ class EgressMachine:
             except CodecError as refusal:
                 writes.append(self._letter(record, refusal, event.now_ms))
             else:
-                writes += self._terminal(raw, event.now_ms)
+                writes += self._terminal(raw, event.now_ms, kept_headers(record.headers))
         return CommitOutputs(writes, offsets)
 
-    def _terminal(self, raw: RawOutput, now_ms: int) -> list[LogWrite]:
-        """The terminal record of one raw output, and its copies."""
+    def _terminal(self, raw: RawOutput, now_ms: int, told: Headers) -> list[LogWrite]:
+        """The terminal record of one raw output, with what its worker told of it, and its copies."""
         partial = raw.result
         waited_ms = float(max(0, now_ms - partial.finished_at))
         built: bytes | ResultError
@@ -121,6 +124,8 @@ class EgressMachine:
             else:
                 built = build_outputs(stage2, raw.outputs, raw.token_ids, raw.finish_reason)
         result = finish_result(partial, built, waited_ms, now_ms)
+        if isinstance(built, bytes) and len(built) + BESIDE_OUTPUTS_BYTES > self._record_bytes_max:
+            told = ()
         if isinstance(built, ResultError):
             self.counts.failed += 1
         else:
@@ -134,7 +139,7 @@ class EgressMachine:
             reply=self._existing(raw.reply_topic),
             reply_serializer="avro" if partial.provenance.schema_id else "json",
         )
-        return terminal_writes(self._names, result, raw.key, copies, codec.encode_result, result_json)
+        return terminal_writes(self._names, result, raw.key, copies, codec.encode_result, result_json, told)
 
     def _existing(self, topic: str | None) -> str | None:
         if topic is None or self._topic_exists(topic):

@@ -41,6 +41,7 @@ from sie_stream.records import (
     request_decoder,
 )
 from sie_stream.rollout_records import SHADOW
+from sie_stream.touches import touches_in
 from sie_stream.tracing.batches import neighbours
 from sie_stream.tracing.evidence import ClusterFact, Evidence, Found, Source
 from sie_stream.tracing.story import telling, touches
@@ -105,6 +106,7 @@ class Collector:
             result=result,
             result_at=None if record is None else found_at(record),
             other_results=tuple(found_at(other) for other, _ in results[1:]),
+            touches=() if record is None else touches_in(record.headers),
         )
         evidence = self._ended(evidence) if result is not None else self._under_way(evidence)
         evidence = self._controlled(evidence)

@@ -11,6 +11,7 @@ from sie_stream.decisions import Decision
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, DeadLetter, InferenceRequest, Result, WorkItem
 from sie_stream.rollout_records import answering_unit
+from sie_stream.touches import Touch
 
 
 class Found(Struct, frozen=True):
@@ -64,6 +65,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     result_at: Found | None = None
     other_results: tuple[Found, ...] = ()
     """More terminal records of the same id: it was sent again after the window of ingress."""
+    touches: tuple[Touch, ...] = ()
+    """What its worker told beside the result: models that came in for it, moves, retries."""
     letter: DeadLetter | None = None
     letter_at: Found | None = None
     neighbours: tuple[Neighbour, ...] = ()
@@ -102,6 +105,9 @@ Stage = Literal[
     "placement",
     "queue",
     "control",
+    "device",
+    "moved",
+    "retried",
     "worker",
     "engine",
     "egress",
@@ -145,3 +151,6 @@ class Trace(Struct, frozen=True, kw_only=True):
     deadline_left_ms: int | None = None
     """Time left at the end; negative: too late. None: no deadline."""
     notes: tuple[str, ...] = ()
+    touches: tuple[Touch, ...] = ()
+    """What its worker told: models that came to a device while it waited, moves between workers, retries. The steps
+    `device`, `moved` and `retried` say the same in words."""
