@@ -46,9 +46,7 @@ def tell_waiting(state: WorkerState, managed: Managed, event: ModelSwitched) -> 
     replica = state.slots.get(event.slot)
     if coming is None or replica is None or event.switch_class == "resident":
         return
-    queue = state.queues.queue(replica.key.model, replica.key.version)
-    waiting = [item for lane in queue.lanes for item in lane]
-    waiting += [item for item in state.engines[replica.engine].suspects if item.queue is queue]
+    waiting = _waiting_for(state, replica)
     if not waiting:
         return
     came = CameIn(
@@ -69,6 +67,16 @@ def tell_waiting(state: WorkerState, managed: Managed, event: ModelSwitched) -> 
     )
     for item in waiting:
         item.arrivals = (*item.arrivals[1 - TOUCHES_MAX :], (event.slot, came))
+
+
+def _waiting_for(state: WorkerState, replica: Replica) -> list[Item]:
+    """Items that it may be given: of its version, and of others that it stands in for."""
+    found: list[Item] = []
+    for queue in state.queues.models.values():
+        if replica in queue.replicas:
+            found += [item for lane in queue.lanes for item in lane]
+            found += [item for held in queue.by_key.values() for item in held if item.queue is queue]
+    return found + [item for item in state.engines[replica.engine].suspects if replica in item.queue.replicas]
 
 
 def _name(state: WorkerState, slot: int) -> str:

@@ -267,3 +267,26 @@ def test_a_pooled_answer_keeps_what_its_worker_told() -> None:
     [finished] = machine.decide([OutputsPolled([raw], raw.timestamp_ms + 5)])
     assert touches_in(raw.headers)
     assert [touches_in(write.headers) for write in finished.writes] == [touches_in(raw.headers)]
+
+
+def test_a_model_that_came_in_before_its_first_request_is_served() -> None:
+    """Its partitions were given while it was on its way: nothing refreshes its queue afterwards."""
+    world, rig = world_of(EngineScript(images={"a": 20 * MIB}, switch_ms=400.0), "a")
+    assert places(rig)["a"] == "coming"
+    rig.run_until(lambda: places(rig)["a"] == "device")
+    world.send(work_item("a1", "a"))
+    rig.run_until(lambda: answered(world, "a1"), 2_000)
+    assert told(world)["a1"] == ()
+
+
+def test_requests_routed_to_the_version_before_are_told_too() -> None:
+    """The version that serves them now is the one that they waited for."""
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB})
+    world, rig = world_of(script, *"ab")
+    [there] = [model for model, place in places(rig).items() if place == "device"]
+    out = "ab".replace(there, "")
+    world.send(work_item("old", out, version="0"))
+    rig.run_until(lambda: answered(world, "old"))
+    [came] = told(world)["old"]
+    assert isinstance(came, CameIn)
+    assert came.model == f"{out}@1"
