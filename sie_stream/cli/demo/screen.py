@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,7 +24,40 @@ def progress_bars(console: Console) -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
+
+
+MILESTONES = 4
+
+
+class Milestones:
+    """How far it is, in lines, where there are no bars: in a pipe or a file. `say` of nothing says nothing."""
+
+    def __init__(self, what: str, total: int, say: Callable[[str], None] | None) -> None:
+        self._what = what
+        self._total = total
+        self._say = say
+        self._said = 0
+        self._started = time.monotonic()
+
+    def reached(self, done: int) -> None:
+        """A line for each quarter of the way."""
+        part = MILESTONES * done // max(1, self._total)
+        if self._say is None or part <= self._said:
+            return
+        self._said = part
+        self._say(f"  {self._what}: {done} of {self._total} after {time.monotonic() - self._started:.1f} s")
+
+
+@contextmanager
+def live(console: Console, first: Group) -> Iterator[Callable[[Group], None]]:
+    """Shows what it is given until the end; nothing where it cannot be drawn over."""
+    if not console.is_terminal:
+        yield lambda view: None
+        return
+    with Live(first, console=console, refresh_per_second=4, transient=True) as shown:
+        yield shown.update
 
 
 def live_view(progress: Progress, tally: Tally, note: str) -> Group:
