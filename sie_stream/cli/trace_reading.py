@@ -27,6 +27,7 @@ from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
 from sie_stream.ids import TopicNames, TopicPartition, base_of
+from sie_stream.origin import origin_in
 from sie_stream.ports import LogReader
 from sie_stream.privacy.declared import Shreds
 from sie_stream.privacy.forms import may_be_sealed
@@ -128,7 +129,7 @@ class Collector:
             if place not in found:
                 self._notes.append(f"The request record {place[0].topic}/{place[0].partition}@{place[1]} is gone.")
         ordered = sorted(found.values(), key=lambda record: (record.timestamp_ms, record.partition, record.offset))
-        return tuple(_source(record) for record in ordered)
+        return tuple(_source(record, self._names.requests) for record in ordered)
 
     def _work(
         self, request_id: str, result: Result | None, sources: tuple[Source, ...]
@@ -292,10 +293,17 @@ class Collector:
         return window(self._reader, partitions_of(self._reader, topic), from_ms, to_ms)
 
 
-def _source(record: LogRecord) -> Source:
+def _source(record: LogRecord, requests: str) -> Source:
     given = header(record.headers, TRACEPARENT_HEADER)
     traceparent = given.decode("ascii", "replace") if given else None
-    return Source(found_at(record), len(record.value or b""), traceparent, request_in(record.value))
+    return Source(
+        found_at(record),
+        len(record.value or b""),
+        traceparent,
+        request_in(record.value),
+        origin_in(record.headers),
+        record.topic != requests,
+    )
 
 
 def request_in(value: bytes | None) -> InferenceRequest | None:

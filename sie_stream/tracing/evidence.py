@@ -9,6 +9,7 @@ from msgspec import Struct
 from sie_stream.control import ClusterRecord, PartitionPlacement
 from sie_stream.decisions import Decision
 from sie_stream.ids import TopicPartition
+from sie_stream.origin import Origin
 from sie_stream.records import CommittedOffset, DeadLetter, InferenceRequest, Result, WorkItem
 from sie_stream.rollout_records import answering_unit
 from sie_stream.touches import Touch
@@ -34,6 +35,10 @@ class Source(Struct, frozen=True):
     traceparent: str | None = None
     request: InferenceRequest | None = None
     """None: it cannot be read as a request."""
+    origin: Origin | None = None
+    """A bridge brought it from there."""
+    bound: bool = False
+    """It is on a topic that is bound to a model, not on the common one."""
 
 
 class ClusterFact(Struct, frozen=True):
@@ -99,6 +104,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 Stage = Literal[
+    "bridge",
     "client",
     "repeat",
     "ingress",
@@ -154,3 +160,5 @@ class Trace(Struct, frozen=True, kw_only=True):
     touches: tuple[Touch, ...] = ()
     """What its worker told: models that came to a device while it waited, moves between workers, retries. The steps
     `device`, `moved` and `retried` say the same in words."""
+    origin: Origin | None = None
+    """The record of another cluster that a bridge made the request of."""

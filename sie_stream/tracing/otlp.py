@@ -13,7 +13,7 @@ from sie_stream.tracing.traceparent import made_span_id, made_trace_id, parse_tr
 
 KIND_INTERNAL, KIND_SERVER, KIND_CONSUMER = 1, 2, 5
 STATUS_OK, STATUS_ERROR = 1, 2
-TIMED = ("ingress", "device", "moved", "queue", "engine", "egress")
+TIMED = ("bridge", "ingress", "device", "moved", "queue", "engine", "egress")
 BESIDE = ("placement", "control", "repeat")
 """Not part of the request's own way."""
 ENDS_BADLY = ("rejected", "expired", "shed", "failed")

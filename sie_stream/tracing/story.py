@@ -59,6 +59,7 @@ def tell(evidence: Evidence) -> Trace:
         deadline_left_ms=_deadline_left(evidence),
         notes=_notes(evidence),
         touches=evidence.touches,
+        origin=evidence.sources[0].origin if evidence.sources else None,
     )
 
 
@@ -78,6 +79,10 @@ def _traceparent(evidence: Evidence) -> str | None:
 
 def _asked(evidence: Evidence) -> Iterator[Step]:
     for source in evidence.sources[:1]:
+        if source.origin is not None:
+            carried = float(max(0, source.at.timestamp_ms - source.origin.written_ms))
+            said = f"carried from another cluster: {source.origin}"
+            yield Step("bridge", source.at.timestamp_ms, said, carried)
         yield Step("client", source.at.timestamp_ms, _request_words(source), where=str(source.at))
     if not evidence.sources and evidence.work is not None:
         work = evidence.work
@@ -97,7 +102,7 @@ def _repeated(evidence: Evidence) -> Iterator[Step]:
 
 def _request_words(source: Source) -> str:
     request = source.request
-    said = f"request record, {source.size} bytes"
+    said = f"request record, {source.size} bytes{' on a bound topic' if source.bound else ''}"
     if request is None:
         return said
     said += f", for {request.model or request.instance or 'the bound model'}"
