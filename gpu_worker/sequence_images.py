@@ -27,7 +27,6 @@ from sie_stream.touches import Touch, decode_touches, encode_touches
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 4_096
 """Of a record; the bytes of images come between them."""
-HISTORY_BYTES_MAX = 2_048
 PORT_MAX = 65_535
 
 
@@ -191,7 +190,7 @@ def read_header(body: bytes, bytes_max: int) -> Header:
 
 
 def header_of(image: SequenceImage) -> Header:
-    history = encode_touches(image.history, HISTORY_BYTES_MAX) if image.history else b""
+    history = encode_touches(image.history) if image.history else b""
     bare = Header(image.offset, *image.run, image.told, image.frozen_ms, len(image.content), 0)
     checksum = _checksum(bare, image.content)
     return replace(bare, checksum=checksum, history=history, history_checksum=zlib.crc32(history))

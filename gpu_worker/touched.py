@@ -17,7 +17,7 @@ from gpu_worker.state import Batch, Item, Replica
 from gpu_worker.worker_state import WorkerState
 from sie_stream.touches import LEFT_MAX, TOUCHES_MAX, CameIn, KeptOut, Moved, Retried, Touch, came_in_of
 
-REASON_CHARS_MAX = 200
+REASON_CHARS_MAX = 120
 
 # ---------------------------------------------------------------- models that come to their device
 

@@ -16,10 +16,11 @@ from sie_stream.records import Headers, header
 TOUCHES_HEADER = "sie-touches"
 TOUCHES_MAX = 8
 """Of one request; the newest are kept."""
-HEADER_BYTES_MAX = 4 * 1024
-LEFT_MAX = 8
+HEADER_BYTES_MAX = 2 * 1024
+"""Within what postprocess.RESULT_OVERHEAD_BYTES leaves beside outputs and a key."""
+LEFT_MAX = 6
 """Models named as having given way; more are counted."""
-NAME_CHARS_MAX = 200
+NAME_CHARS_MAX = 120
 
 
 class CameIn(Struct, frozen=True, omit_defaults=True, tag="came_in"):
@@ -105,10 +106,10 @@ _one = msgspec.json.Decoder(Touch)
 _any = msgspec.json.Decoder(tuple[msgspec.Raw, ...])
 
 
-def encode_touches(touches: Sequence[Touch], bytes_max: int = HEADER_BYTES_MAX) -> bytes:
+def encode_touches(touches: Sequence[Touch]) -> bytes:
     """JSON of the newest, as many as may be told."""
     body = msgspec.json.encode(touches[-TOUCHES_MAX:])
-    while len(body) > bytes_max:
+    while len(body) > HEADER_BYTES_MAX:
         touches = touches[-TOUCHES_MAX:][1:]
         body = msgspec.json.encode(touches)
     return body
