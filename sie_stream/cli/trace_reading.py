@@ -19,6 +19,7 @@ from schemas.codec import (
 from schemas.wire import MAGIC, CodecError
 from sie_stream.auditing.requests import is_finished
 from sie_stream.cli.declared_outputs import declared_outputs
+from sie_stream.cli.trace_devices import kept_out
 from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
 from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow
 from sie_stream.decisions import Decision, concerns
@@ -216,8 +217,16 @@ class Collector:
             work = self._committed(self._names.worker_group, evidence.work_at.place)
             finished = work is not None and is_finished(work, evidence.work_at.offset)
             owner = self._owner(evidence.unit, evidence.work_at.place.partition)
+        outside = None
+        if evidence.work is not None and owner is not None and not finished:
+            outside = kept_out(self._reader, self._names, owner, evidence.work, self._now_ms)
         return msgspec.structs.replace(
-            evidence, ingress_committed=ingress, work_committed=work, work_finished=finished, owner=owner
+            evidence,
+            ingress_committed=ingress,
+            work_committed=work,
+            work_finished=finished,
+            owner=owner,
+            touches=() if outside is None else (outside,),
         )
 
     def _committed(self, group: str, place: TopicPartition) -> CommittedOffset | None:

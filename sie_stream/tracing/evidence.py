@@ -71,7 +71,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     other_results: tuple[Found, ...] = ()
     """More terminal records of the same id: it was sent again after the window of ingress."""
     touches: tuple[Touch, ...] = ()
-    """What its worker told beside the result: models that came in for it, moves, retries."""
+    """What its worker told beside the result: models that came in for it, moves, retries. Of an open request: where its
+    model is, if it is on no device, by the worker's telemetry."""
     letter: DeadLetter | None = None
     letter_at: Found | None = None
     neighbours: tuple[Neighbour, ...] = ()

@@ -15,10 +15,10 @@ from sie_stream.control import WorkerHeartbeat, WorkerLoad
 from sie_stream.decisions import Decision, about
 from sie_stream.ids import base_of
 from sie_stream.records import Result, WorkItem
-from sie_stream.touches import CameIn, Touch
+from sie_stream.touches import CameIn, KeptOut, Touch
 from sie_stream.tracing.control_steps import control_steps, placed_step, takeovers
 from sie_stream.tracing.evidence import ClusterFact, Evidence, Source, Step, Trace
-from sie_stream.tracing.touch_steps import begun_again, moving_ms, touch_steps
+from sie_stream.tracing.touch_steps import begun_again, kept_out_words, moving_ms, touch_steps
 
 LANE_NAMES = ("P0", "P1", "P2")
 
@@ -182,6 +182,9 @@ def _ended(evidence: Evidence, opening: Opening | None) -> Iterator[Step]:
         where = "" if evidence.result_at is None else str(evidence.result_at)
         yield Step("result", result.finished_at, said, result.timings_ms.total, where)
     elif opening is not None and opening.state in ("open", "repeat"):
+        for touch in evidence.touches:
+            if isinstance(touch, KeptOut):
+                yield Step("device", touch.at_ms, kept_out_words(touch))
         begun = evidence.sources[0].at.timestamp_ms if evidence.sources else evidence.now_ms
         yield Step("open", evidence.now_ms, opening.what, float(max(0, evidence.now_ms - begun)))
 
