@@ -79,7 +79,8 @@ def trace(
     """Follow one request over all topics: ingress, placement, batch, moves, worker, result, deadline, attempts.
 
     The first call reads the request ids into an index beside the engine's state; later ones only read what is new.
-    With --around or --since nothing is indexed. Exit code 1 when no topic knows the request.
+    With --around or --since nothing is indexed. Exit code 1 when no topic knows the request. Workers tell
+    beside its result which models came to a device for it and who gave way, that it moved while it ran, and retries.
 
     \b
     Examples:
