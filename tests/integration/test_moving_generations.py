@@ -142,7 +142,7 @@ def _moves_are_traced(shell: Shell, home: str) -> None:
     assert told["worker"] != home
     assert told["attempts"] == 1
     stages = [step["stage"] for step in told["steps"] if step["stage"] not in ("placement", "control")]
-    assert stages == ["client", "ingress", "ingress", "moved", "queue", "moved", "engine", "result"]
+    assert stages == ["client", "ingress", "ingress", "moved", "queue", "moved", "engine", "egress", "result"]
     assert told["durations_ms"]["ran_elsewhere"] > 0
     assert "went on from its image" in shell.run("trace", "moved-2")
     assert shell.json("trace", "plain-1")["touches"] == []
