@@ -65,8 +65,9 @@ def tell_waiting(state: WorkerState, managed: Managed, event: ModelSwitched) -> 
         "" if away is None else away.left_for,
         0.0 if away is None else round(state.at_ms - away.since, 3),
     )
+    arrived = ((event.slot, came),)
     for item in waiting:
-        item.arrivals = (*item.arrivals[1 - TOUCHES_MAX :], (event.slot, came))
+        item.arrivals = (*item.arrivals[1 - TOUCHES_MAX :], *arrived) if item.arrivals else arrived
 
 
 def _waiting_for(state: WorkerState, replica: Replica) -> list[Item]:
