@@ -166,6 +166,7 @@ class Demonstration:
                 show(live_view(progress, tally, self.note))
                 self._check_time(tally, started, len(writes) / rate + DRAIN_S, len(writes))
                 time.sleep(TICK_S)
+        lines.reached(tally.terminal)
         writer.flush(10_000)
         writer.close()
         return sent, time.monotonic() - started

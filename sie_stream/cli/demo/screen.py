@@ -29,25 +29,33 @@ def progress_bars(console: Console) -> Progress:
 
 
 MILESTONES = 4
+QUIET_S = 10.0
 
 
 class Milestones:
     """How far it is, in lines, where there are no bars: in a pipe or a file. `say` of nothing says nothing."""
 
-    def __init__(self, what: str, total: int, say: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        say: Callable[[str], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._what = what
         self._total = total
         self._say = say
         self._said = 0
-        self._started = time.monotonic()
+        self._started = self._told = clock()
+        self._clock = clock
 
     def reached(self, done: int) -> None:
-        """A line for each quarter of the way."""
-        part = MILESTONES * done // max(1, self._total)
-        if self._say is None or part <= self._said:
+        """A line for each quarter of the way, and whenever there was none for QUIET_S."""
+        part, now = MILESTONES * done // max(1, self._total), self._clock()
+        if self._say is None or (part <= self._said and now - self._told < QUIET_S):
             return
-        self._said = part
-        self._say(f"  {self._what}: {done} of {self._total} after {time.monotonic() - self._started:.1f} s")
+        self._said, self._told = max(part, self._said), now
+        self._say(f"  {self._what}: {done} of {self._total} after {now - self._started:.1f} s")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from sie_stream.cli.demo.screen import Milestones, live, live_view, progress_bars
+from sie_stream.cli.demo.screen import QUIET_S, Milestones, live, live_view, progress_bars
 from sie_stream.cli.demo.tally import Tally
 
 
@@ -22,6 +22,15 @@ def test_each_quarter_is_told_once_and_the_end_in_any_case() -> None:
     jump: list[str] = []
     Milestones("terminal records", 8, jump.append).reached(8)
     assert len(jump) == 1
+
+
+def test_nobody_waits_long_for_a_line() -> None:
+    said: list[str] = []
+    now_s = [0.0]
+    lines = Milestones("terminal records", 1_000, said.append, lambda: now_s[0])
+    for now_s[0] in range(25):
+        lines.reached(3)
+    assert said == [f"  terminal records: 3 of 1000 after {at:.1f} s" for at in (QUIET_S, 2 * QUIET_S)]
 
 
 def test_where_there_are_bars_no_line_is_said() -> None:
