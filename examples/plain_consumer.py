@@ -1,6 +1,8 @@
 """Read terminal records without the SDK: a plain confluent-kafka consumer and the schema file.
 
 python examples/plain_consumer.py localhost:9092 plain-json plain-avro
+
+It runs from any folder: the schema file comes with the installed package.
 """
 
 import argparse
@@ -8,13 +10,12 @@ import io
 import json
 import sys
 import time
-from pathlib import Path
+from importlib import resources
 
 import fastavro
-import fastavro.schema
 from confluent_kafka import Consumer
+from fastavro.types import Schema
 
-ROOT = Path(__file__).parent.parent
 BUDGET_S = 30
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     parser.add_argument("request_ids", nargs="+", help="whose terminal records to wait for")
     options = parser.parse_args()
     bootstrap, wanted = options.bootstrap, set(options.request_ids)
-    schema = fastavro.schema.load_schema(str(ROOT / "schemas" / "Result.avsc"))
+    schema = schema_of("Result")
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -48,6 +49,15 @@ def main() -> None:
     consumer.close()
     if wanted:
         sys.exit(f"no terminal record within {BUDGET_S} s for {', '.join(sorted(wanted))}")
+
+
+def schema_of(name: str) -> Schema:
+    """The schema as it is installed with sie-stream. Any copy of the file will do."""
+    try:
+        text = resources.files("schemas").joinpath(f"{name}.avsc").read_text()
+    except (ModuleNotFoundError, FileNotFoundError):
+        sys.exit(f"{name}.avsc is not here: it comes with sie-stream, which this Python ({sys.executable}) has not")
+    return fastavro.parse_schema(json.loads(text))
 
 
 if __name__ == "__main__":

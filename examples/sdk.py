@@ -1,28 +1,36 @@
 """The SDK: one request, many requests, and the same with asyncio.
 
 python examples/sdk.py wine-logreg
+
+Rows are those of a model that `make models` made: in .models here or beside the examples, or in SIE_STREAM_MODELS_DIR.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
 from sie_stream import AsyncClient, Client, Request
 from sie_stream.errors import SieError
 
-MODELS = Path(__file__).parent.parent / ".models"
+BESIDE_THIS_FILE = Path(__file__).resolve().parent.parent / ".models"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="one that is declared, and that `make models` made")
     model = parser.parse_args().model
-    samples = MODELS / model / "samples.jsonl"
-    if not samples.exists():
-        known = ", ".join(sorted(found.parent.name for found in MODELS.glob("*/samples.jsonl")))
-        parser.error(f"model {model!r} has no {samples}; allowed: {known or 'none yet, run `make models`'}")
+    asked = os.environ.get("SIE_STREAM_MODELS_DIR")
+    folders = [Path(asked)] if asked else [Path(".models"), BESIDE_THIS_FILE]
+    samples = next((found for folder in folders if (found := folder / model / "samples.jsonl").exists()), None)
+    if samples is None:
+        known = sorted({found.parent.name for folder in folders for found in folder.glob("*/samples.jsonl")})
+        looked = " or ".join(str(folder.absolute()) for folder in folders)
+        parser.error(
+            f"model {model!r} has no sample in {looked}; allowed: {', '.join(known) or 'none yet, run `make models`'}"
+        )
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     try:
         ask(model, rows)

@@ -18,6 +18,7 @@ from gpu_worker.replicas import check_load_timeout, next_to_load, start_load, st
 from gpu_worker.retries import ENGINE_TIMEOUT, abandon, finish, runs_of
 from gpu_worker.state import Batch, Engine, Item, Replica
 from gpu_worker.switching import note_used, overdue, runnable
+from gpu_worker.touched import end_outside, take_arrivals
 from gpu_worker.worker_state import WorkerState
 from sie_stream.rollout_records import SHADOW
 
@@ -99,6 +100,8 @@ def submit(state: WorkerState, engine: Engine, replica: Replica, items: list[Ite
     batch_id = state.next_batch
     state.next_batch += 1
     note_used(state, replica)
+    if state.managed:
+        take_arrivals(items, replica)
     batch = Batch(batch_id, replica, replica.finisher, items, state.at_ms, state.now_ms)
     engine.hold(batch)
     for partition, run in runs_of(items):
@@ -164,6 +167,8 @@ def end_expired(state: WorkerState, late: list[Item]) -> None:
     for item in late:
         message = f"the deadline passed {state.now_ms - item.work.deadline_at_ms} ms before an engine was free"
         launch = item.queue.replicas[0].launch if item.queue.replicas else None
+        if state.managed:
+            end_outside(state, item)
         state.outcomes.ended(item, "expired", "deadline_exceeded", message, launch, state.now_ms, state.output)
     finish(state, late)
 

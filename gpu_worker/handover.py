@@ -19,6 +19,7 @@ from gpu_worker.replicas import engine_of
 from gpu_worker.retries import abandon
 from gpu_worker.sequence_images import ImagesFetched, ImagesTaken, Run, SequenceImage
 from gpu_worker.state import Batch, Engine, Fetched, Item, Kept, Partition
+from gpu_worker.touched import moved_on, taken_up
 from gpu_worker.worker_state import WorkerState
 from sie_stream.control import PlacementRow
 from sie_stream.ids import TopicPartition
@@ -109,7 +110,8 @@ def _on_exported(state: WorkerState, engine: Engine, event: SequenceExported) ->
     item.partition.running -= 1
     abandon(state, item)
     run = item.told_as or Run(state.identity.worker, state.identity.incarnation, item.attempts)
-    image = SequenceImage(item.offset, run, item.told, batch.stopped_ms, event.image)
+    history = moved_on(state, batch, len(event.image))
+    image = SequenceImage(item.offset, run, item.told, batch.stopped_ms, event.image, history)
     place = item.partition.partition
     kept = state.handover.kept.get(place)
     if kept is not None and kept.placement_epoch != item.partition.placement_epoch:
@@ -193,6 +195,7 @@ def take_image(state: WorkerState, batch: Batch) -> bytes:
     if image is None or not batch.replica.movable:
         return b""
     item.told_as, item.told = image.run, image.told
+    item.touches = (*image.history, *item.touches)
     batch.stopped_ms = image.frozen_ms
     return image.content
 
@@ -203,6 +206,7 @@ def _on_adopted(state: WorkerState, engine: Engine, event: SequenceAdopted) -> N
         return  # of an engine that was given up since
     item = batch.items[0]
     engine.finished_at = state.at_ms
+    taken_up(item, state.now_ms, event.refused)
     if event.refused:
         item.told_as, item.told = None, 0
         state.note("sequence_image_refused", **_fields(item), why=event.refused)

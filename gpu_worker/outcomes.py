@@ -41,6 +41,7 @@ from sie_stream.provenance import (
 )
 from sie_stream.records import (
     REQUEST_ID_HEADER,
+    Headers,
     LogRecord,
     LogWrite,
     Provenance,
@@ -53,6 +54,7 @@ from sie_stream.records import (
     header,
 )
 from sie_stream.rollout_records import SHADOW
+from sie_stream.touches import HEADER_BYTES_MAX, touch_headers
 
 COMPONENT = "worker"
 UNIMPORTANT_LIBRARIES = ("python", "numpy")
@@ -198,7 +200,8 @@ class Outcomes:
                 result = _result(turn, item, answer, "ok", built, None)
                 self._terminal(item, result, batch.finisher.launch, output)
             else:
-                append(LogWrite(results_topic, value, result_key(work.key, work.request_id)))
+                told = self._told(item, len(value)) if item.touches else ()
+                append(LogWrite(results_topic, value, result_key(work.key, work.request_id), None, told))
 
     def _failed(self, turn: Turn, item: Item, answer: EngineOutput, error: ResultError, output: Output) -> None:
         result = _result(turn, item, answer, ending_of(error.code), None, error)
@@ -249,7 +252,8 @@ class Outcomes:
             if len(value) > self._value_bytes_max:
                 self._failed(turn, item, answer, self._too_large(len(value)), output)
             else:
-                output.writes.append(LogWrite(self._names.outputs, value, result_key(None, work.request_id)))
+                own_key, told = result_key(None, work.request_id), self._told(item, len(value))
+                output.writes.append(LogWrite(self._names.outputs, value, own_key, None, told))
 
     def ended(
         self,
@@ -331,9 +335,14 @@ class Outcomes:
             key = result_key(work.key, work.request_id)
             output.writes.append(LogWrite(self._names.shadow, encode_result(result), key))
             return
-        writes = terminal_writes(self._names, result, work.key, copies, encode_result, result_json)
+        told = self._told(item, size)
+        writes = terminal_writes(self._names, result, work.key, copies, encode_result, result_json, told)
         output.writes.append(writes[0])
         output.copies.extend(writes[1:])
+
+    def _told(self, item: Item, size: int) -> Headers:
+        """What happened to it here, beside a value of `size` bytes; left out where it does not fit."""
+        return touch_headers(item.touches) if size + HEADER_BYTES_MAX < self._value_bytes_max else ()
 
     def _too_large(self, size: int) -> ResultError:
         message = f"the result has {size} bytes, allowed are {self._value_bytes_max} (setting record_bytes_max)."

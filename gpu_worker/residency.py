@@ -32,6 +32,8 @@ class Demand(NamedTuple):
 class Activate(NamedTuple):
     slot: int
     pages: tuple[int, ...]
+    waited_ms: float = 0.0
+    """Since requests for it began to wait; 0: nothing waits for it."""
 
 
 class Evict(NamedTuple):
@@ -107,8 +109,8 @@ class Residency:
                 continue
             for leaver in gone:
                 self.memory.evict(leaver)
-            orders += [*map(Evict, gone), Activate(slot, self.memory.activate(slot))]
-            del self._since[slot]
+            waited_ms = at_ms - self._since.pop(slot)
+            orders += [*map(Evict, gone), Activate(slot, self.memory.activate(slot), waited_ms)]
             if passed:
                 self._reloads += 1
             else:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from gpu_worker.engine_port import BatchFailed
 from gpu_worker.state import Batch, Engine, Item, Partition
+from gpu_worker.touched import retried
 from gpu_worker.worker_state import WorkerState
 
 POISON = "poison"
@@ -75,6 +76,7 @@ def _go_on(state: WorkerState, batch: Batch, code: str, message: str) -> None:
         item.partition.running -= 1
         item.attempts += 1
         item.code, item.message = code, message
+        item.touches = (*item.touches, retried(item, state.identity.worker, state.now_ms))
         item.resume = True
         if item.partition.state == "open":
             state.queues.push_front(item)
@@ -111,6 +113,7 @@ def _suspect(state: WorkerState, engine: Engine, batch: Batch, failure: Failure)
             finish(state, [item])
             given_up.append(item.work.request_id)
         elif partition.state == "open":
+            item.touches = (*item.touches, retried(item, state.identity.worker, state.now_ms))
             engine.suspects.append(item)
         else:
             abandon(state, item)

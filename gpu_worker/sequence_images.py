@@ -18,9 +18,11 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sie_stream.errors import SieError
 from sie_stream.ids import TopicPartition
+from sie_stream.touches import Touch, decode_touches, encode_touches
 
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 4_096
@@ -47,6 +49,8 @@ class SequenceImage(Struct, frozen=True, gc=False):
     """When it was stopped (wall clock of the worker that did it)."""
     content: bytes
     """See decoding/image.py."""
+    history: tuple[Touch, ...] = ()
+    """What its result is to tell of where it was; the newest move has not ended."""
 
 
 class ImagesFetched(Struct, frozen=True):
@@ -128,6 +132,10 @@ class Header(Struct, frozen=True, array_like=True):
     size: int
     checksum: int
     """Of all before it, and of the bytes."""
+    history: bytes = b""
+    """JSON (sie_stream/touches.py). It only goes into what `trace` shows, and has a checksum of its own: releases
+    without this field read the others all the same."""
+    history_checksum: int = 0
 
 
 class Address(NamedTuple):
@@ -182,20 +190,26 @@ def read_header(body: bytes, bytes_max: int) -> Header:
 
 
 def header_of(image: SequenceImage) -> Header:
+    history = encode_touches(image.history) if image.history else b""
     bare = Header(image.offset, *image.run, image.told, image.frozen_ms, len(image.content), 0)
-    return msgspec.structs.replace(bare, checksum=_checksum(bare, image.content))
+    checksum = _checksum(bare, image.content)
+    return replace(bare, checksum=checksum, history=history, history_checksum=zlib.crc32(history))
 
 
 def image_of(header: Header, content: bytes) -> SequenceImage:
     """Raises TransferBroken for one that was altered on its way."""
-    if _checksum(header, content) != header.checksum:
+    if _checksum(header, content) != header.checksum or zlib.crc32(header.history) != header.history_checksum:
         raise TransferBroken(f"the image of offset {header.offset} does not have its checksum")
     run = Run(header.worker, header.incarnation, header.attempt)
-    return SequenceImage(header.offset, run, header.told, header.frozen_ms, content)
+    history = decode_touches(header.history) if header.history else ()
+    return SequenceImage(header.offset, run, header.told, header.frozen_ms, content, history)
 
 
 def _checksum(header: Header, content: bytes) -> int:
-    return zlib.crc32(content, zlib.crc32(msgspec.msgpack.encode(msgspec.structs.replace(header, checksum=0))))
+    """The same in every release: fields that were added later are not in it."""
+    one = header
+    first = (one.offset, one.worker, one.incarnation, one.attempt, one.told, one.frozen_ms, one.size, 0)
+    return zlib.crc32(content, zlib.crc32(msgspec.msgpack.encode(first)))
 
 
 _Record = TypeVar("_Record")

@@ -18,6 +18,7 @@ from sie_stream.postprocess import Stage2
 from sie_stream.privacy.vault import Guard
 from sie_stream.provenance import Placed
 from sie_stream.records import LogRecord, WorkItem
+from sie_stream.touches import CameIn, Touch
 
 NEVER = float("-inf")
 
@@ -80,6 +81,10 @@ class Item(Struct, gc=False, eq=False):
     code: str = ""
     """Error code and message of the newest failure."""
     message: str = ""
+    arrivals: tuple[tuple[int, CameIn], ...] = ()
+    """Models that came to a device while it waited for one, by slot. Those of the replica that it is given to count."""
+    touches: tuple[Touch, ...] = ()
+    """What its result tells of moves, retries and those arrivals."""
 
 
 class Finisher(Struct, frozen=True):

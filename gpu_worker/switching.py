@@ -13,6 +13,7 @@ from gpu_worker.memory.slots import Slot
 from gpu_worker.queues import ready_on
 from gpu_worker.residency import Activate, Demand, Evict, Order
 from gpu_worker.state import Engine, Replica
+from gpu_worker.touched import note_orders, tell_waiting
 from gpu_worker.worker_state import WorkerState
 from sie_stream.ids import LANES
 from sie_stream.telemetry import DeviceMemorySample, ModelMemory
@@ -48,8 +49,7 @@ def engine_gone(state: WorkerState, key: EngineKey) -> None:
     if managed is None:
         return
     for slot in [slot for slot, engine in managed.engines.items() if engine == key]:
-        del managed.engines[slot]
-        managed.going.pop(slot, None)
+        managed.forget(slot)
     managed.residency.memory.drop_group(key.backend)
 
 
@@ -75,14 +75,16 @@ def switch_models(state: WorkerState) -> None:
         leased = {batch.replica.slot for engine in engines for batch in engine.outstanding.values()}
         memory = managed.residency.memory
         for slot in [slot for slot in managed.going if slot not in leased and memory.slots[slot].place != "coming"]:
-            del managed.going[slot], managed.engines[slot]
+            managed.forget(slot)
             memory.remove(slot)
         demand = [] if state.stopping else _demand(state, engines)
-        for order in managed.residency.decide(demand, leased, state.at_ms):
+        orders = managed.residency.decide(demand, leased, state.at_ms)
+        note_orders(state, managed, orders)
+        for order in orders:
             _give(state, managed.engines[order.slot], order)
         slots = memory.slots
-        managed.coming = {
-            slot: managed.coming.get(slot, state.at_ms) for slot, one in slots.items() if one.place == "coming"
+        managed.on_the_way = {
+            slot: managed.on_the_way.get(slot, state.at_ms) for slot, one in slots.items() if one.place == "coming"
         }
 
 
@@ -116,6 +118,7 @@ def on_switched(state: WorkerState, event: ModelSwitched) -> None:
     if managed is not None:
         managed.residency.memory.arrived(event.slot)
         managed.counts.arrived(event.slot, event.switch_class, event.size, event.ms)
+        tell_waiting(state, managed, event)
 
 
 def overdue(state: WorkerState, engine: EngineKey) -> str:
@@ -124,7 +127,9 @@ def overdue(state: WorkerState, engine: EngineKey) -> str:
     if managed is None:
         return ""
     late = state.at_ms - state.settings.load_timeout_ms
-    slots = [slot for slot, since in managed.coming.items() if since <= late and managed.engines.get(slot) == engine]
+    slots = [
+        slot for slot, since in managed.on_the_way.items() if since <= late and managed.engines.get(slot) == engine
+    ]
     return state.slots[slots[0]].key.model if slots and slots[0] in state.slots else "a model" if slots else ""
 
 
@@ -133,6 +138,7 @@ def take_back(state: WorkerState, engine: EngineKey, slot: int) -> None:
     managed = state.managed.get(engine.device)
     if managed is not None and slot in managed.engines:
         managed.residency.memory.evict(slot)
+        managed.coming.pop(slot, None)
 
 
 def on_image_moved(state: WorkerState, event: ImageMoved) -> None:

@@ -18,6 +18,7 @@ from sie_stream.ids import TopicNames
 from sie_stream.records import (
     REQUEST_ID_HEADER,
     DeadLetter,
+    Headers,
     LogRecord,
     LogWrite,
     Provenance,
@@ -210,12 +211,15 @@ def terminal_writes(
     copies: ResultTopics,
     encode: Callable[[Result], bytes],
     encode_json: Callable[[Result], bytes],
+    told: Headers = (),
 ) -> list[LogWrite]:
-    """The terminal record and its copies. `encode` gives framed Avro, `encode_json` is result_json."""
+    """The terminal record, with the headers `told`, and its copies. `encode` gives framed Avro, `encode_json` is
+    result_json.
+    """
     own_key = result_key(key, result.request_id)
     avro = encode(result)
     headers = ((REQUEST_ID_HEADER, result.request_id.encode("utf-8", "surrogatepass")),)
-    writes = [LogWrite(names.results, avro, own_key)]
+    writes = [LogWrite(names.results, avro, own_key, None, told)]
     if copies.output:
         value = encode_json(result) if copies.output_serializer == "json" else avro
         writes.append(LogWrite(copies.output, value, own_key, None, headers))

@@ -21,6 +21,7 @@ from schemas.codec import CodecError
 from sie_stream.control import RouteRow
 from sie_stream.errors import InvalidRequest
 from sie_stream.ids import TopicPartition, derived_request_id, keyed_hash
+from sie_stream.origin import Origin, origin_header
 from sie_stream.ports import GroupReader, LogReader, PlainWriter, TransactionalWriter
 from sie_stream.provenance import result_json
 from sie_stream.records import (
@@ -64,6 +65,7 @@ class InLink:
         tag = cluster_tag(row.input_bootstrap)
         self.name = f"{row.input_topic}@{tag}->{row.model}"
         self._bound = bound
+        self._cluster = row.input_bootstrap
         self._place = f"{tag}/{row.input_topic}"
         self._requests = names.requests
         self._limits = Limits(settings.request_bytes_max, settings.json_depth_max)
@@ -109,6 +111,8 @@ class InLink:
         trace = header(record.headers, TRACEPARENT_HEADER)
         if trace:
             headers.append((TRACEPARENT_HEADER, trace))
+        place = (record.topic, record.partition, record.offset, record.timestamp_ms)
+        headers += origin_header(Origin(self._cluster, *place))
         # The key keeps repeats of one record on one partition, where ingress can see them.
         return LogWrite(self._requests, value, record.key or request_id.encode(), None, tuple(headers))
 

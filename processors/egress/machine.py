@@ -17,9 +17,10 @@ from sie_stream.ids import TopicNames, TopicPartition, derived_request_id
 from sie_stream.input_schema import compile_schema
 from sie_stream.postprocess import Stage2, build_outputs, finish_result, stage2_of
 from sie_stream.provenance import ResultTopics, dead_letter, result_json, result_key, terminal_writes
-from sie_stream.records import CommittedOffset, LogRecord, LogWrite, RawOutput, ResultError
+from sie_stream.records import CommittedOffset, Headers, LogRecord, LogWrite, RawOutput, ResultError
 from sie_stream.rollout_records import SHADOW
 from sie_stream.settings import Settings
+from sie_stream.touches import kept_headers
 
 NO_SCHEMA = b"{}"
 
@@ -104,11 +105,11 @@ class EgressMachine:
             except CodecError as refusal:
                 writes.append(self._letter(record, refusal, event.now_ms))
             else:
-                writes += self._terminal(raw, event.now_ms)
+                writes += self._terminal(raw, event.now_ms, kept_headers(record.headers))
         return CommitOutputs(writes, offsets)
 
-    def _terminal(self, raw: RawOutput, now_ms: int) -> list[LogWrite]:
-        """The terminal record of one raw output, and its copies."""
+    def _terminal(self, raw: RawOutput, now_ms: int, told: Headers) -> list[LogWrite]:
+        """The terminal record of one raw output, with what its worker told of it, and its copies."""
         partial = raw.result
         waited_ms = float(max(0, now_ms - partial.finished_at))
         built: bytes | ResultError
@@ -134,7 +135,10 @@ class EgressMachine:
             reply=self._existing(raw.reply_topic),
             reply_serializer="avro" if partial.provenance.schema_id else "json",
         )
-        return terminal_writes(self._names, result, raw.key, copies, codec.encode_result, result_json)
+        writes = terminal_writes(self._names, result, raw.key, copies, codec.encode_result, result_json, told)
+        if told and size_of(writes[0]) > self._record_bytes_max:
+            writes[0] = msgspec.structs.replace(writes[0], headers=())
+        return writes
 
     def _existing(self, topic: str | None) -> str | None:
         if topic is None or self._topic_exists(topic):
@@ -168,6 +172,12 @@ class EgressMachine:
         reason = ResultError(refusal.code, refusal.message)
         letter = dead_letter(record, request_id, reason, self._letter_bytes_max, "egress", now_ms)
         return LogWrite(self._names.deadletter, codec.encode_deadletter(letter), request_id.encode())
+
+
+def size_of(write: LogWrite) -> int:
+    """As Kafka clients count it: key, value and headers."""
+    beside = sum(len(name) + len(value) for name, value in write.headers)
+    return len(write.value or b"") + len(write.key or b"") + beside
 
 
 def _schema(schema: Raw) -> dict[str, object]:

@@ -32,7 +32,7 @@ from sie_stream.cli.streaming import show_stream
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
 from sie_stream.client.sync_client import Client, Submission
 from sie_stream.edge.connection import Connection
-from sie_stream.errors import ConfigError
+from sie_stream.errors import ConfigError, SieError
 from sie_stream.records import STATUSES
 
 CHUNK = 500
@@ -82,7 +82,7 @@ def produce(
         if stream:
             show_stream(client, model, next(rows), shared, timeout_s, output)
             return
-        submissions = list(_send(client, model, rows, shared, total))
+        submissions = _send(client, model, rows, shared, total, output)
         if not wait:
             _say_sent(submissions, output)
             return
@@ -94,6 +94,30 @@ def produce(
             raise
     show_results(results, output)
     _end(results, len(submissions) - len(results), timeout_s)
+
+
+class PartlySent(SieError):
+    """Not all rows were sent; those that were are on their way, and will be answered."""
+
+    code = "partly_sent"
+
+
+def partly_sent(trouble: SieError, submissions: list[Submission], output: OutputFormat) -> PartlySent:
+    """What to raise for trouble with a row. In JSON the ids of what was sent are told on standard output."""
+    ids = [submission.request_id for submission in submissions]
+    # A chunk with a row that cannot be read is not sent; of one that Kafka did not take, some may have arrived.
+    rest = "none after them was" if isinstance(trouble, ConfigError) else "some of the next may have been"
+    if output is OutputFormat.JSON:
+        show_json({"sent": len(ids), "request_ids": ids, "error": {"code": trouble.code, "message": str(trouble)}})
+        later = "their ids are in the JSON"
+    else:
+        later = f"the last one: {next(look_later(ids[-1:]))}" if ids else ""
+    if not ids:
+        nothing = "No row was sent" if isinstance(trouble, ConfigError) else "Of the first rows some may have been sent"
+        return PartlySent(f"{trouble}. {nothing}")
+    return PartlySent(
+        f"{trouble}. The first {len(ids)} rows were sent before that and will be answered ({later}); {rest}"
+    )
 
 
 def _end(results: list[InferenceResult], missing: int, timeout_s: float) -> None:
@@ -129,13 +153,26 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 def _send(
-    client: Client, model: str, rows: Iterable[Mapping[str, Any]], shared: Mapping[str, Any], total: int | None
-) -> Iterator[Submission]:
+    client: Client,
+    model: str,
+    rows: Iterable[Mapping[str, Any]],
+    shared: Mapping[str, Any],
+    total: int | None,
+    output: OutputFormat,
+) -> list[Submission]:
+    """In chunks. Raises PartlySent when a row, or Kafka, makes trouble."""
+    sent: list[Submission] = []
     with progress_bars() as progress:
         task = progress.add_task("sending", total=total)
-        for chunk in _batched(rows, CHUNK):
-            yield from client.submit_many(Request(model=model, inputs=row, **shared) for row in chunk)
-            progress.advance(task, len(chunk))
+        try:
+            for chunk in _batched(rows, CHUNK):
+                sent += client.submit_many(Request(model=model, inputs=row, **shared) for row in chunk)
+                progress.advance(task, len(chunk))
+        except SieError as trouble:
+            if total == 1:
+                raise
+            raise partly_sent(trouble, sent, output) from trouble
+    return sent
 
 
 def _batched(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[tuple[Mapping[str, Any], ...]]:

@@ -36,6 +36,7 @@ from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.errors import ConfigError, SieError, did_you_mean
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord
+from sie_stream.touches import touches_in
 from sie_stream.tracing.evidence import Trace
 from sie_stream.tracing.otlp import spans_json
 from sie_stream.tracing.slow import Slow, SlowReport, SlowStudy
@@ -78,7 +79,8 @@ def trace(
     """Follow one request over all topics: ingress, placement, batch, moves, worker, result, deadline, attempts.
 
     The first call reads the request ids into an index beside the engine's state; later ones only read what is new.
-    With --around or --since nothing is indexed. Exit code 1 when no topic knows the request.
+    With --around or --since nothing is indexed. Exit code 1 when no topic knows the request. Workers tell
+    beside its result which models came to a device for it and who gave way, that it moved while it ran, and retries.
 
     \b
     Examples:
@@ -223,8 +225,8 @@ def _slow(connection: Connection, reader: KafkaReader, model: str, times: Times)
     routes = Routes(reader, names)
     study = SlowStudy(model)
     spans = window(reader, partitions_of(reader, names.results), times.from_ms, times.to_ms)
-    for _, result in decoded(_told(reader, spans), decode_result):
-        study.add(result)
+    for record, result in decoded(_told(reader, spans), decode_result):
+        study.add(result, touches_in(record.headers))
     if not study.requests and model not in routes.by_model:
         raise ConfigError(f"--model {model!r}: not known here.{did_you_mean(model, routes.by_model)}")
     collector = Collector(connection, reader, routes, times.to_ms)

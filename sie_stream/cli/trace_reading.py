@@ -19,6 +19,7 @@ from schemas.codec import (
 from schemas.wire import MAGIC, CodecError
 from sie_stream.auditing.requests import is_finished
 from sie_stream.cli.declared_outputs import declared_outputs
+from sie_stream.cli.trace_devices import kept_out
 from sie_stream.cli.trace_lookup import Place, Routes, fetch, newest
 from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow
 from sie_stream.decisions import Decision, concerns
@@ -27,6 +28,7 @@ from sie_stream.edge.key_table import key_table_of
 from sie_stream.edge.spans import Span, partitions_of, read_spans, window
 from sie_stream.edge.tables import latest_values, read_to_end
 from sie_stream.ids import TopicNames, TopicPartition, base_of
+from sie_stream.origin import origin_in
 from sie_stream.ports import LogReader
 from sie_stream.privacy.declared import Shreds
 from sie_stream.privacy.forms import may_be_sealed
@@ -41,6 +43,7 @@ from sie_stream.records import (
     request_decoder,
 )
 from sie_stream.rollout_records import SHADOW
+from sie_stream.touches import touches_in
 from sie_stream.tracing.batches import neighbours
 from sie_stream.tracing.evidence import ClusterFact, Evidence, Found, Source
 from sie_stream.tracing.story import telling, touches
@@ -105,6 +108,7 @@ class Collector:
             result=result,
             result_at=None if record is None else found_at(record),
             other_results=tuple(found_at(other) for other, _ in results[1:]),
+            touches=() if record is None else touches_in(record.headers),
         )
         evidence = self._ended(evidence) if result is not None else self._under_way(evidence)
         evidence = self._controlled(evidence)
@@ -126,7 +130,7 @@ class Collector:
             if place not in found:
                 self._notes.append(f"The request record {place[0].topic}/{place[0].partition}@{place[1]} is gone.")
         ordered = sorted(found.values(), key=lambda record: (record.timestamp_ms, record.partition, record.offset))
-        return tuple(_source(record) for record in ordered)
+        return tuple(_source(record, self._names.requests) for record in ordered)
 
     def _work(
         self, request_id: str, result: Result | None, sources: tuple[Source, ...]
@@ -213,8 +217,16 @@ class Collector:
             work = self._committed(self._names.worker_group, evidence.work_at.place)
             finished = work is not None and is_finished(work, evidence.work_at.offset)
             owner = self._owner(evidence.unit, evidence.work_at.place.partition)
+        outside = None
+        if evidence.work is not None and owner is not None and not finished:
+            outside = kept_out(self._reader, self._names, owner, evidence.work, self._now_ms)
         return msgspec.structs.replace(
-            evidence, ingress_committed=ingress, work_committed=work, work_finished=finished, owner=owner
+            evidence,
+            ingress_committed=ingress,
+            work_committed=work,
+            work_finished=finished,
+            owner=owner,
+            touches=() if outside is None else (outside,),
         )
 
     def _committed(self, group: str, place: TopicPartition) -> CommittedOffset | None:
@@ -290,10 +302,17 @@ class Collector:
         return window(self._reader, partitions_of(self._reader, topic), from_ms, to_ms)
 
 
-def _source(record: LogRecord) -> Source:
+def _source(record: LogRecord, requests: str) -> Source:
     given = header(record.headers, TRACEPARENT_HEADER)
     traceparent = given.decode("ascii", "replace") if given else None
-    return Source(found_at(record), len(record.value or b""), traceparent, request_in(record.value))
+    return Source(
+        found_at(record),
+        len(record.value or b""),
+        traceparent,
+        request_in(record.value),
+        origin_in(record.headers),
+        record.topic != requests,
+    )
 
 
 def request_in(value: bytes | None) -> InferenceRequest | None:

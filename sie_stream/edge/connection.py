@@ -55,10 +55,10 @@ class Connection:
         overrides = self.settings.client_overrides
         return KafkaReader(self.settings.bootstrap_servers, group, overrides=overrides, fetch_wait_ms=fetch_wait_ms)
 
-    def latest_reader(self, group: str = "sie-stream-tools") -> KafkaReader:
+    def latest_reader(self, group: str = "sie-stream-tools", fetch_wait_ms: int = FETCH_WAIT_MS) -> KafkaReader:
         """Its end offsets are high watermarks: with the records of open transactions, which the others do not see."""
         overrides = self.settings.client_overrides | {"isolation.level": "read_uncommitted"}
-        return KafkaReader(self.settings.bootstrap_servers, group, overrides=overrides)
+        return KafkaReader(self.settings.bootstrap_servers, group, overrides=overrides, fetch_wait_ms=fetch_wait_ms)
 
     def transactional_writer(self, transactional_id: str) -> KafkaTransactionalWriter:
         settings = self.settings

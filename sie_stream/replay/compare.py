@@ -15,7 +15,8 @@ Cause = Literal["version", "schema", "seed", "numeric", "missing", "retention", 
 CAUSES: dict[Cause, str] = {
     "version": "another version, other weights or other libraries answered, or the version is not to be had any more",
     "schema": "refused by the input_schema or output_schema, or an answer of another form",
-    "seed": "the seed is not the one the answer was made with",
+    "seed": "the answer was drawn by chance (temperature above 0) and no seed was kept that draws it again, or it was "
+    "made with another seed",
     "numeric": "the same version, weights, libraries and seed, and yet another answer",
     "missing": "the request has no terminal record in the range that was read",
     "retention": "the work item, and so the input, is not on the log any more",
@@ -58,6 +59,8 @@ class Again(Struct, frozen=True, gc=False):
     seed: int | None = None
     schema_refused: bool = False
     inference_ms: float = 0.0
+    by_chance: bool = False
+    """It was asked to be drawn by chance, and nothing says with which seed."""
 
 
 class Verdict(Struct, frozen=True, gc=False):
@@ -93,15 +96,13 @@ def verdict(original: Original, again: Again, tolerance: float = 0.0) -> Verdict
 
 
 def _cause(original: Original, again: Again, found: list[tuple[str, float, bool]]) -> Cause:
+    same = (original.version, original.weights_digest) == (again.version, again.weights_digest)
+    same = same and original.engine == again.engine
+    if same and (original.seed != again.seed or again.by_chance):
+        return "seed"  # also where the form differs: what is drawn anew may be longer
     if any(shape for _, _, shape in found):
         return "schema"
-    if original.version != again.version or original.weights_digest != again.weights_digest:
-        return "version"
-    if original.engine != again.engine:
-        return "version"
-    if original.seed != again.seed:
-        return "seed"
-    return "numeric"
+    return "numeric" if same else "version"
 
 
 def decoded(outputs: bytes | None) -> Any:

@@ -9,8 +9,10 @@ from msgspec import Struct
 from sie_stream.control import ClusterRecord, PartitionPlacement
 from sie_stream.decisions import Decision
 from sie_stream.ids import TopicPartition
+from sie_stream.origin import Origin
 from sie_stream.records import CommittedOffset, DeadLetter, InferenceRequest, Result, WorkItem
 from sie_stream.rollout_records import answering_unit
+from sie_stream.touches import Touch
 
 
 class Found(Struct, frozen=True):
@@ -33,6 +35,10 @@ class Source(Struct, frozen=True):
     traceparent: str | None = None
     request: InferenceRequest | None = None
     """None: it cannot be read as a request."""
+    origin: Origin | None = None
+    """A bridge brought it from there."""
+    bound: bool = False
+    """It is on a topic that is bound to a model, not on the common one."""
 
 
 class ClusterFact(Struct, frozen=True):
@@ -64,6 +70,9 @@ class Evidence(Struct, frozen=True, kw_only=True):
     result_at: Found | None = None
     other_results: tuple[Found, ...] = ()
     """More terminal records of the same id: it was sent again after the window of ingress."""
+    touches: tuple[Touch, ...] = ()
+    """What its worker told beside the result: models that came in for it, moves, retries. Of an open request: where its
+    model is, if it is on no device, by the worker's telemetry."""
     letter: DeadLetter | None = None
     letter_at: Found | None = None
     neighbours: tuple[Neighbour, ...] = ()
@@ -96,12 +105,16 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 Stage = Literal[
+    "bridge",
     "client",
     "repeat",
     "ingress",
     "placement",
     "queue",
     "control",
+    "device",
+    "moved",
+    "retried",
     "worker",
     "engine",
     "egress",
@@ -145,3 +158,8 @@ class Trace(Struct, frozen=True, kw_only=True):
     deadline_left_ms: int | None = None
     """Time left at the end; negative: too late. None: no deadline."""
     notes: tuple[str, ...] = ()
+    touches: tuple[Touch, ...] = ()
+    """What its worker told: models that came to a device while it waited, moves between workers, retries. The steps
+    `device`, `moved` and `retried` say the same in words."""
+    origin: Origin | None = None
+    """The record of another cluster that a bridge made the request of."""

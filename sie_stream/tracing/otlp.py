@@ -13,7 +13,7 @@ from sie_stream.tracing.traceparent import made_span_id, made_trace_id, parse_tr
 
 KIND_INTERNAL, KIND_SERVER, KIND_CONSUMER = 1, 2, 5
 STATUS_OK, STATUS_ERROR = 1, 2
-TIMED = ("ingress", "queue", "engine", "egress")
+TIMED = ("bridge", "ingress", "device", "moved", "queue", "engine", "egress")
 BESIDE = ("placement", "control", "repeat")
 """Not part of the request's own way."""
 ENDS_BADLY = ("rejected", "expired", "shed", "failed")
@@ -35,7 +35,7 @@ def spans_json(trace: Trace, release: str) -> dict[str, Any]:
         "startTimeUnixNano": _nanos(begun),
         "endTimeUnixNano": _nanos(ended),
         "attributes": _attributes(trace),
-        "events": [_event(step) for step in trace.steps if step.stage in (*BESIDE, "deadletter")],
+        "events": [_event(step) for step in trace.steps if step.stage in (*BESIDE, "retried", "deadletter")],
         "status": _status(trace),
     }
     if context is not None:

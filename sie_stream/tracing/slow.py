@@ -16,7 +16,9 @@ from msgspec import Struct
 
 from sie_stream.decisions import Decision
 from sie_stream.records import Result
+from sie_stream.touches import Touch
 from sie_stream.tracing.batches import batch_key
+from sie_stream.tracing.touch_steps import touch_traits
 
 KEEP_MAX = 20_000
 """Slowest requests kept; one in a hundred of two million."""
@@ -73,12 +75,14 @@ class SlowStudy:
         """Requests by total, on a grid of about 2 %."""
         self.requests = 0
 
-    def add(self, result: Result) -> None:
-        """Results of other models, and of requests that never became work, are left out."""
+    def add(self, result: Result, touches: Sequence[Touch] = ()) -> None:
+        """Results of other models, and of requests that never became work, are left out. `touches`: told beside it."""
         if result.model != self._model or not result.provenance.work_topic:
             return
         self.requests += 1
         traits = traits_of(result)
+        if touches:
+            traits = (*traits, *touch_traits(touches))
         self._counts.update(traits)
         total = result.timings_ms.total
         self._totals[_bin(total)] += 1

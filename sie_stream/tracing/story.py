@@ -7,16 +7,18 @@ chain wins there, and the times are shown as they were written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from sie_stream.control import WorkerHeartbeat, WorkerLoad
 from sie_stream.decisions import Decision, about
 from sie_stream.ids import base_of
-from sie_stream.records import Result, Timings, WorkItem
+from sie_stream.records import Result, WorkItem
+from sie_stream.touches import CameIn, KeptOut, Touch
 from sie_stream.tracing.control_steps import control_steps, placed_step, takeovers
 from sie_stream.tracing.evidence import ClusterFact, Evidence, Source, Step, Trace
+from sie_stream.tracing.touch_steps import begun_again, kept_out_words, moving_ms, touch_steps
 
 LANE_NAMES = ("P0", "P1", "P2")
 
@@ -53,9 +55,11 @@ def tell(evidence: Evidence) -> Trace:
         steps=(*before, *steps),
         neighbours=evidence.neighbours,
         batch_size=origin.batch_size if origin is not None else 0,
-        durations_ms=_durations(result.timings_ms) if result is not None else {},
+        durations_ms=_durations(result, evidence.touches) if result is not None else {},
         deadline_left_ms=_deadline_left(evidence),
         notes=_notes(evidence),
+        touches=evidence.touches,
+        origin=evidence.sources[0].origin if evidence.sources else None,
     )
 
 
@@ -75,6 +79,10 @@ def _traceparent(evidence: Evidence) -> str | None:
 
 def _asked(evidence: Evidence) -> Iterator[Step]:
     for source in evidence.sources[:1]:
+        if source.origin is not None:
+            carried = float(max(0, source.at.timestamp_ms - source.origin.written_ms))
+            said = f"carried from another cluster: {source.origin}"
+            yield Step("bridge", source.at.timestamp_ms, said, carried)
         yield Step("client", source.at.timestamp_ms, _request_words(source), where=str(source.at))
     if not evidence.sources and evidence.work is not None:
         work = evidence.work
@@ -94,7 +102,7 @@ def _repeated(evidence: Evidence) -> Iterator[Step]:
 
 def _request_words(source: Source) -> str:
     request = source.request
-    said = f"request record, {source.size} bytes"
+    said = f"request record, {source.size} bytes{' on a bound topic' if source.bound else ''}"
     if request is None:
         return said
     said += f", for {request.model or request.instance or 'the bound model'}"
@@ -133,13 +141,18 @@ def _ran(evidence: Evidence) -> Iterator[Step]:
         return
     origin, timings = result.provenance, result.timings_ms
     who = f"{origin.worker} ({origin.incarnation})"
+    before, after = touch_steps(result, evidence.touches)
+    yield from before
     if not origin.batch_size:
         yield Step("queue", result.finished_at, f"ended in the queue of {who}; no engine ran it", timings.queue)
         return
     begun = _started_ms(evidence)
     if work is None:
         begun = round(result.finished_at - timings.postprocess - timings.inference)
-    yield Step("queue", begun, f"left the queue of {who}", timings.queue)
+    ran, moving = moving_ms(result, evidence.touches)
+    elsewhere = f"; {ran + moving:.0f} ms of that time it ran elsewhere, or moved" if ran or moving else ""
+    yield Step("queue", begun, f"left the queue of {who}{elsewhere}", timings.queue)
+    yield from after
     said = f"in a batch of {origin.batch_size} on {origin.device}, {origin.engine}"
     if timings.first_token:
         said += f", first token after {timings.first_token:.1f} ms"
@@ -169,6 +182,9 @@ def _ended(evidence: Evidence, opening: Opening | None) -> Iterator[Step]:
         where = "" if evidence.result_at is None else str(evidence.result_at)
         yield Step("result", result.finished_at, said, result.timings_ms.total, where)
     elif opening is not None and opening.state in ("open", "repeat"):
+        for touch in evidence.touches:
+            if isinstance(touch, KeptOut):
+                yield Step("device", touch.at_ms, kept_out_words(touch))
         begun = evidence.sources[0].at.timestamp_ms if evidence.sources else evidence.now_ms
         yield Step("open", evidence.now_ms, opening.what, float(max(0, evidence.now_ms - begun)))
 
@@ -226,13 +242,16 @@ def _attempts(evidence: Evidence) -> int:
         return 0
     if evidence.work is not None and evidence.owner is None and result is None:
         return 0
-    return 1 + takeovers(evidence, _started_ms(evidence))
+    return max(1, 1 + takeovers(evidence, _started_ms(evidence)) + begun_again(evidence.touches))
 
 
-def _durations(timings: Timings) -> dict[str, float]:
+def _durations(result: Result, touches: Sequence[Touch]) -> dict[str, float]:
+    timings = result.timings_ms
+    ran, moving = moving_ms(result, touches)
     named = {
         "preprocess": timings.preprocess,
-        "queue": timings.queue,
+        "queue": timings.queue - ran - moving,
+        **({"ran_elsewhere": ran, "moving": moving} if ran or moving else {}),
         "inference": timings.inference,
         "postprocess": timings.postprocess,
     }
@@ -254,13 +273,16 @@ def _verdict(evidence: Evidence, opening: Opening | None) -> str:
         assert opening is not None
         return f"{opening.state}: {opening.what}"
     total = result.timings_ms.total
-    longest = _longest(result)
+    longest = _longest(result, evidence.touches)
     said = f"{result.status} after {total:.1f} ms"
     if result.error is not None:
         said += f" ({result.error.code})"
     if longest is not None:
         name, took = longest
         said += f"; {took:.1f} ms of it ({100 * took / total:.0f} %) {name}"
+    devices = dict.fromkeys(touch.device for touch in evidence.touches if isinstance(touch, CameIn))
+    if devices:
+        said += f"; its model had to come to {', '.join(devices)} first"
     left = _deadline_left(evidence)
     if left is not None:
         said += f"; {left} ms before its deadline" if left >= 0 else f"; {-left} ms after its deadline"
@@ -270,14 +292,16 @@ def _verdict(evidence: Evidence, opening: Opening | None) -> str:
 WORDS = {
     "preprocess": "in ingress",
     "queue": "in the queue",
+    "ran_elsewhere": "in engines of other workers",
+    "moving": "moving between workers",
     "inference": "in the engine",
     "postprocess": "in Stage 2",
     "waiting_for_ingress_and_commit": "waiting for ingress",
 }
 
 
-def _longest(result: Result) -> tuple[str, float] | None:
-    durations = _durations(result.timings_ms)
+def _longest(result: Result, touches: Sequence[Touch]) -> tuple[str, float] | None:
+    durations = _durations(result, touches)
     total = durations.pop("total")
     name = max(durations, key=lambda key: durations[key])
     return (WORDS[name], durations[name]) if total > 0 and durations[name] > 0 else None

@@ -126,7 +126,23 @@ def test_a_drain_moves_running_generations_and_nothing_is_computed_twice(shell: 
     assert {one["request_id"] for one in exported} == wanted
     assert {one["request_id"] for one in resumed} == wanted, "each has gone on from its image: no prompt was computed"
     assert not notes(shell, "sequence_image_refused")
+    _moves_are_traced(shell, home)
     for name, told in deltas(shell, "moved").items():
         assert [one.index for one in told] == list(range(len(told))), name
         assert {one.attempt for one in told} == {0}
         assert sum(len(one.token_ids) for one in told) == TOKENS
+
+
+def _moves_are_traced(shell: Shell, home: str) -> None:
+    """Who had it first, who went on with it, and how long it stood still; what did not move says nothing."""
+    told = shell.json("trace", "moved-1")
+    [moved] = told["touches"]
+    assert (moved["type"], moved["worker"]) == ("moved", home)
+    assert moved["at_ms"] > moved["stopped_ms"] > moved["begun_ms"]
+    assert told["worker"] != home
+    assert told["attempts"] == 1
+    stages = [step["stage"] for step in told["steps"] if step["stage"] not in ("placement", "control")]
+    assert stages == ["client", "ingress", "ingress", "moved", "queue", "moved", "engine", "egress", "result"]
+    assert told["durations_ms"]["ran_elsewhere"] > 0
+    assert "went on from its image" in shell.run("trace", "moved-2")
+    assert shell.json("trace", "plain-1")["touches"] == []

@@ -16,11 +16,10 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.live import Live
 
 from sie_stream.cli.cluster import Cluster, Layout, refuse_if_running
 from sie_stream.cli.declare import apply_specs
-from sie_stream.cli.demo.screen import live_view, progress_bars, proof_line, show_summary
+from sie_stream.cli.demo.screen import Milestones, live, live_view, progress_bars, proof_line, show_summary
 from sie_stream.cli.demo.tally import Tally
 from sie_stream.cli.demo.traffic import DemoModel, load_models, plan
 from sie_stream.cli.output import OutputFormat, OutputOption, console, error_console, show_json
@@ -128,10 +127,17 @@ class Demonstration:
     def _apply(self) -> None:
         with progress_bars(error_console) as progress:
             task = progress.add_task("models ready", total=len(self.models))
+            lines = self._milestones("models ready", len(self.models))
+
+            def told(ready: int) -> None:
+                progress.update(task, completed=ready)
+                lines.reached(ready)
+
             specs = [(model.spec, model.folder) for model in self.models]
-            apply_specs(
-                self.cluster.connection, specs, 90.0, lambda ready: progress.update(task, completed=ready), self._tick
-            )
+            apply_specs(self.cluster.connection, specs, 90.0, told, self._tick)
+
+    def _milestones(self, what: str, total: int) -> Milestones:
+        return Milestones(what, total, None if error_console.is_terminal else self.say)
 
     def _tick(self) -> None:
         self.stop.check()
@@ -144,9 +150,10 @@ class Demonstration:
         progress = progress_bars(error_console)
         sending = progress.add_task("sent", total=len(writes))
         answered = progress.add_task("terminal records", total=len(writes))
+        lines = self._milestones("terminal records", len(writes))
         started = time.monotonic()
         sent = 0
-        with Live(live_view(progress, tally, ""), console=error_console, refresh_per_second=4, transient=True) as live:
+        with live(error_console, live_view(progress, tally, "")) as show:
             while tally.terminal < len(writes):
                 due = min(len(writes), int((time.monotonic() - started) * rate) + 1)
                 writer.write(writes[sent:due])
@@ -155,9 +162,11 @@ class Demonstration:
                 self._maybe_kill(sent, len(writes), tally)
                 progress.update(sending, completed=sent)
                 progress.update(answered, completed=tally.terminal)
-                live.update(live_view(progress, tally, self.note))
+                lines.reached(tally.terminal)
+                show(live_view(progress, tally, self.note))
                 self._check_time(tally, started, len(writes) / rate + DRAIN_S, len(writes))
                 time.sleep(TICK_S)
+        lines.reached(tally.terminal)
         writer.flush(10_000)
         writer.close()
         return sent, time.monotonic() - started
@@ -180,6 +189,8 @@ class Demonstration:
             tally.orphan(child.incarnation)
             self.orphaned = len(tally.orphans)
             self.note = f"killed {VICTIM} (pid {child.pid}), which served {self.orphaned} models"
+            if not error_console.is_terminal:
+                self.say(f"  {self.note}")
 
     def _recovery(self, tally: Tally) -> str:
         if self.killed_at is None or not tally.adopted_at:

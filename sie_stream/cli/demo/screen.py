@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,7 +24,48 @@ def progress_bars(console: Console) -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
+
+
+MILESTONES = 4
+QUIET_S = 10.0
+
+
+class Milestones:
+    """How far it is, in lines, where there are no bars: in a pipe or a file. `say` of nothing says nothing."""
+
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        say: Callable[[str], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what = what
+        self._total = total
+        self._say = say
+        self._said = 0
+        self._started = self._told = clock()
+        self._clock = clock
+
+    def reached(self, done: int) -> None:
+        """A line for each quarter of the way, and whenever there was none for QUIET_S."""
+        part, now = MILESTONES * done // max(1, self._total), self._clock()
+        if self._say is None or (part <= self._said and now - self._told < QUIET_S):
+            return
+        self._said, self._told = max(part, self._said), now
+        self._say(f"  {self._what}: {done} of {self._total} after {now - self._started:.1f} s")
+
+
+@contextmanager
+def live(console: Console, first: Group) -> Iterator[Callable[[Group], None]]:
+    """Shows what it is given until the end; nothing where it cannot be drawn over."""
+    if not console.is_terminal:
+        yield lambda view: None
+        return
+    with Live(first, console=console, refresh_per_second=4, transient=True) as shown:
+        yield shown.update
 
 
 def live_view(progress: Progress, tally: Tally, note: str) -> Group:

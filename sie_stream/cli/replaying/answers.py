@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from gpu_worker.backends.base import EngineOutput, ending_of
@@ -46,7 +47,31 @@ def answer_again(
         token.work.seed,
         schema,
         inference_ms,
+        drawn_by_chance(token.work, target.launch.backend),
     )
+
+
+class _Chance(Struct, frozen=True):
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+_chance = msgspec.json.Decoder(_Chance)
+SEEDED_BY_ID = ("torch", "vllm", "sglang")
+"""Backends that make a seed of the request id where there is none, and so draw the same again."""
+
+
+def drawn_by_chance(work: WorkItem, backend: str) -> bool:
+    """Whether the answer was asked to be drawn by chance while no seed says how. Ingress gives every request to a
+    generative model a seed; those to models of other service types have the seed that they asked for, or none.
+    """
+    if work.seed is not None or not work.parameters or backend in SEEDED_BY_ID:
+        return False
+    try:
+        asked = _chance.decode(work.parameters)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False  # parameters of another kind
+    return asked.temperature > 0 and asked.seed is None
 
 
 def refused_again(target: Target, token: Token, refusal: InvalidRequest) -> Again:

@@ -15,6 +15,9 @@ from sie_stream.replay.plan import Bounds, Span, span_of
 
 GROUP = "sie-stream-replay"
 """Asked by librdkafka; it has no members and no offsets."""
+FETCH_WAIT_MS = 5
+"""Many short stretches are read, and offsets looked up between them: each waits for the fetch that is under way. With
+the 250 ms of readers that wait for news, a replay of 54 answers spent a second in which nothing happened."""
 POLL_MAX = 5_000
 POLL_MS = 100
 BATCH_MIN = 2_000
@@ -33,9 +36,8 @@ class Readers:
     """One reader for the records, and one that sees the high watermark, which read_committed hides."""
 
     def __init__(self, connection: Connection) -> None:
-        settings = connection.settings
-        self.records = KafkaReader(settings.bootstrap_servers, GROUP, settings.client_overrides)
-        self._high = connection.latest_reader(GROUP)
+        self.records = connection.reader(GROUP, FETCH_WAIT_MS)
+        self._high = connection.latest_reader(GROUP, FETCH_WAIT_MS)
         self._connection = connection
         self._more: list[KafkaReader] = []
         self.lost: list[str] = []
@@ -144,8 +146,7 @@ class Readers:
 
     def schemas(self) -> LogReader:
         """A reader of its own, for the schema registry."""
-        settings = self._connection.settings
-        made = KafkaReader(settings.bootstrap_servers, GROUP, settings.client_overrides)
+        made = self._connection.reader(GROUP, FETCH_WAIT_MS)
         self._more.append(made)
         return made
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from sie_stream.cli import main, stream
-from sie_stream.cli.stream import IDS_SHOWN, look_later, newest
-from sie_stream.client.requests import InferenceResult, from_record
+from sie_stream.cli.stream import CHUNK, IDS_SHOWN, PartlySent, look_later, newest
+from sie_stream.client.requests import InferenceResult, Request, from_record
 from sie_stream.client.sync_client import Submission
+from sie_stream.errors import ConfigError, FatalLogError
 from sie_stream.records import Provenance, Result, Timings, Usage
 
 
@@ -59,6 +62,47 @@ def test_ctrl_c_while_answers_are_waited_for_says_which_are_missing() -> None:
     assert "interrupted: 1 of 2 requests are answered" in shown.output
     assert "results --request-id b" in shown.output
     assert "results --request-id a" not in shown.output
+
+
+def taken(requests: Iterable[Request]) -> list[Submission]:
+    """A client whose Kafka takes everything, but for a row that asks for trouble."""
+    asked = list(requests)
+    if any("trouble" in request.inputs for request in asked):
+        raise FatalLogError("Kafka did not take it")
+    return [Sent(str(request.inputs["x"]), Future()) for request in asked]
+
+
+@pytest.mark.parametrize("wait", [[], ["--wait"]])
+def test_a_bad_row_in_a_later_chunk_says_how_many_were_sent(
+    wait: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(SimpleNamespace(submit_many=taken)))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"x": {number}}}\n' for number in range(CHUNK + 7)) + "no row\n")
+    shown = CliRunner().invoke(main.app, ["produce", "-m", "m", "-f", str(rows), *wait])
+    assert isinstance(shown.exception, PartlySent)
+    said = str(shown.exception)
+    assert f"line {CHUNK + 8}: not JSON" in said
+    assert f"The first {CHUNK} rows were sent before that" in said
+    assert f"sie-stream results --request-id {CHUNK - 1}" in said
+    assert "none after them was" in said
+    shown = CliRunner().invoke(main.app, ["produce", "-m", "m", "-f", str(rows), *wait, "-o", "json"])
+    told = json.loads(shown.stdout)
+    assert (told["sent"], told["request_ids"][-1], told["error"]["code"]) == (CHUNK, str(CHUNK - 1), ConfigError.code)
+    rows.write_text('{"x": 1}\n[1]\n')
+    shown = CliRunner().invoke(main.app, ["produce", "-m", "m", "-f", str(rows), *wait])
+    assert str(shown.exception).endswith("No row was sent")
+
+
+def test_a_chunk_that_kafka_did_not_take_may_have_arrived_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(SimpleNamespace(submit_many=taken)))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"x": {number}}}\n' for number in range(CHUNK)) + '{"x": 1, "trouble": 1}\n')
+    shown = CliRunner().invoke(main.app, ["produce", "-m", "m", "-f", str(rows)])
+    assert f"The first {CHUNK} rows were sent" in str(shown.exception)
+    assert "some of the next may have been" in str(shown.exception)
 
 
 @pytest.mark.usefixtures("two_sent")

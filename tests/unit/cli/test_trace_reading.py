@@ -14,10 +14,12 @@ from sie_stream.control import PartitionPlacement, PlacementRow, RouteRow, Tick
 from sie_stream.decisions import Decision, Move
 from sie_stream.edge.connection import Connection
 from sie_stream.ids import TopicPartition, variant_unit
+from sie_stream.origin import Origin, origin_header
 from sie_stream.ports import TopicSpec
 from sie_stream.records import CommittedOffset, InferenceRequest, LogWrite, Provenance, Result, Timings, Usage, WorkItem
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
+from sie_stream.touches import CameIn, touch_headers
 from sie_stream.tracing.evidence import Evidence
 from sie_stream.tracing.story import tell
 from topics.catalog import system_topics
@@ -121,6 +123,9 @@ def test_a_request_of_a_bound_topic_waits_for_the_group_that_reads_it() -> None:
     connection = cast(Connection, SimpleNamespace(settings=settings, reader=log.reader))
     routes = Routes(reader, settings.topics)
 
+    evidence = Collector(connection, reader, routes, 1).collect("src:orders:0:0:mi-1", [(place, 0)])
+    assert [(source.bound, source.origin) for source in evidence.sources] == [(True, None)]
+
     def told() -> str:
         now_ms = log.clock.now_ms() + 1
         found = Collector(connection, reader, routes, now_ms).collect("src:orders:0:0:mi-1", [(place, 0)])
@@ -134,3 +139,23 @@ def test_a_request_of_a_bound_topic_waits_for_the_group_that_reads_it() -> None:
     writer.commit()
     assert told() == "repeat", "the group of the installation never reads this topic"
     assert routes.groups_of("orders", "src:orders:0:0:mi-1") == routes.groups_of("orders", "r1") == ["own"]
+
+
+def test_what_stands_beside_request_and_result_is_read() -> None:
+    log = canary_request()
+    origin = Origin("elsewhere:9092", "orders", 0, 4, 1)
+    came = CameIn(5, "w0", "a", "m@2", "host", 1, 1.0)
+    asked = msgspec.json.encode(InferenceRequest("m", request_id="r1"))
+    at = Provenance("sie.requests", 0, 1, WORK, 0, 0, 5, 0, "w0", "w0-1", "a", "d", "e", None, 1, 0)
+    answer = Result(
+        *("r1", "ok", "mi-1", "m", "2", "canary", b"{}", None, Usage()), *(Timings(), at, log.clock.now_ms())
+    )
+    log.plain_writer().write(
+        [
+            LogWrite("sie.requests", asked, partition=0, headers=origin_header(origin)),
+            LogWrite("sie.results", encode_result(answer), partition=0, headers=touch_headers([came])),
+        ]
+    )
+    found = collected(log, (TopicPartition("sie.results", 0), 0))
+    assert found.touches == (came,)
+    assert [(source.bound, source.origin) for source in found.sources] == [(False, origin)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -30,6 +31,7 @@ from gpu_worker.sequence_images import (
 from sie_stream.edge.clock import SystemClock
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
+from sie_stream.touches import Moved
 from tests.waiting import wait_until
 
 PLACE = TopicPartition("sie.work.m", 1)
@@ -178,6 +180,22 @@ def test_every_altered_byte_is_noticed() -> None:
     for name, value in (("offset", 4), ("worker", "w9"), ("incarnation", "x"), ("attempt", 0), ("told", 4)):
         with pytest.raises(TransferBroken, match="checksum"):
             image_of(msgspec.structs.replace(header, **{name: value}), one.content)
+
+
+def test_the_history_comes_along_and_other_releases_read_what_they_know() -> None:
+    moved = Moved("w0", "w0-1", 1_000, 2_000, 50)
+    one = msgspec.structs.replace(image(3, 50), history=(moved,))
+    header = header_of(one)
+    assert image_of(header, one.content) == one
+    before = msgspec.msgpack.decode(framed(header)[4:])[:8]
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=Header)
+    assert image_of(older, one.content) == image(3, 50), "an older release has no history"
+    assert header.checksum == zlib.crc32(one.content, zlib.crc32(msgspec.msgpack.encode([*before[:7], 0])))
+    assert header.checksum == header_of(image(3, 50)).checksum, "nor looks at it"
+    with pytest.raises(TransferBroken, match="checksum"):
+        image_of(msgspec.structs.replace(header, history=header.history + b" "), one.content)
+    many = msgspec.structs.replace(one, history=(moved,) * 400)
+    assert len(framed(header_of(many))) < FRAME_BYTES_MAX
 
 
 def test_an_altered_image_is_not_used(exchange: ImageExchange) -> None:

@@ -11,6 +11,7 @@ from schemas import codec
 from sie_stream.control import RouteRow
 from sie_stream.errors import Retriable
 from sie_stream.ids import TopicPartition
+from sie_stream.origin import Origin, origin_in
 from sie_stream.ports import TopicSpec
 from sie_stream.records import REQUEST_ID_HEADER, LogWrite, header
 from sie_stream.sim.log import SimLog
@@ -107,6 +108,8 @@ def test_ids_and_traces_of_the_sender_are_kept() -> None:
     (request,) = clusters.requests()
     assert codec.decode_request(request.value)[0].request_id == "mine"
     assert (header(request.headers, "traceparent"), request.key) == (b"00-1-2-01", b"k")
+    [there] = clusters.there.visible("orders")
+    assert origin_in(request.headers) == Origin(ELSEWHERE, "orders", 0, 0, there.timestamp_ms)
 
 
 def test_inputs_cannot_smuggle_fields_into_the_request() -> None:

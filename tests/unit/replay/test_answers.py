@@ -9,7 +9,7 @@ import pytest
 
 from gpu_worker.backends.base import EngineOutput
 from gpu_worker.engine_port import EngineKey
-from sie_stream.cli.replaying.answers import Token
+from sie_stream.cli.replaying.answers import Token, drawn_by_chance
 from sie_stream.cli.replaying.engines import Target
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.run import Job, Replay
@@ -24,6 +24,29 @@ from sie_stream.replay.pace import Pace
 from sie_stream.replay.report import ModelReport, Report, Tally
 from sie_stream.replay.versions import VersionBook
 from sie_stream.settings import Settings
+
+ASKED = WorkItem("r", "mi", "m", "1", "stable", 1, 0, b"{}", b"", "sie.requests", 0, 1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seed", "backend", "by_chance"),
+    [
+        (b'{"temperature":0.8}', None, "mine", True),
+        (b'{"temperature":0.8,"top_p":0.9}', None, "oip", True),
+        (b'{"temperature":0.8}', 5, "mine", False),
+        (b'{"temperature":0.8,"seed":5}', None, "mine", False),
+        (b'{"temperature":0.8}', None, "torch", False),
+        (b'{"temperature":0.0}', None, "mine", False),
+        (b"{}", None, "mine", False),
+        (None, None, "mine", False),
+        (b'{"temperature":"hot"}', None, "mine", False),
+        (b"\xff", None, "mine", False),
+    ],
+)
+def test_who_draws_by_chance(parameters: bytes | None, seed: int | None, backend: str, by_chance: bool) -> None:
+    work = msgspec.structs.replace(ASKED, parameters=parameters, seed=seed)
+    assert drawn_by_chance(work, backend) is by_chance
+
 
 PROTECTED = {"type": "object", "properties": {"score": {"type": "number", "pii": "hash"}}}
 SCORES = (0.25, 0.5, 0.75)

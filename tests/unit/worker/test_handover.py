@@ -9,10 +9,11 @@ from gpu_worker.engine_port import EngineEvent, SequenceExported
 from gpu_worker.facts import DropImages, ExportSequences, FetchImages, Note, WorkerCommand
 from gpu_worker.sequence_images import ImagesFetched
 from gpu_worker.sim.engine import EngineScript
-from schemas.codec import decode_token_delta
+from schemas.codec import decode_result, decode_token_delta
 from sie_stream.control import PartitionPlacement, PartitionReleased, PlacementRow
 from sie_stream.ids import LANES, TopicPartition
 from sie_stream.settings import Settings
+from sie_stream.touches import Moved, touches_in
 from tests.unit.worker.rig import INCARNATION, Rig, World, work_item
 
 OTHER = "w1-1"
@@ -86,6 +87,13 @@ def begun(pair: Pair, *names: str, stream: bool = False) -> None:
     assert pair.world.results() == {}
 
 
+def moves(pair: Pair) -> dict[str, list[Moved]]:
+    """What results tell of moves, by request id."""
+    records = pair.world.log.visible(pair.world.names.results)
+    told = {decode_result(record.value).request_id: touches_in(record.headers) for record in records}
+    return {name: [one for one in touches if isinstance(one, Moved)] for name, touches in told.items() if touches}
+
+
 def test_running_requests_go_on_where_they_stood() -> None:
     pair = Pair()
     begun(pair, "a", "b", "c", "waits")
@@ -99,6 +107,13 @@ def test_running_requests_go_on_where_they_stood() -> None:
     assert sorted(str(one["request_id"]) for one in resumed) == ["a", "b", "c"]
     assert all(0 < float(one["pause_ms"]) < 100 for one in resumed)
     assert pair.world.committed("m", 1) == 4
+    told = moves(pair)
+    assert sorted(told) == ["a", "b", "c"], "what had not begun was not moved"
+    for [moved] in told.values():
+        assert (moved.worker, moved.incarnation, moved.refused) == ("w0", INCARNATION, "")
+        assert moved.ran_ms >= 140
+        assert 0 < moved.pause_ms < 100
+        assert moved.size_bytes > 0
     pair.old.run(5)
     assert not pair.world.images[INCARNATION].kept
     assert not pair.old.machine.state.handover.kept, "taken: there is room again"
@@ -205,6 +220,7 @@ def test_a_damaged_image_is_refused_and_the_request_computed() -> None:
     assert {one.status for one in pair.world.results().values()} == {"ok"}
     assert [one["request_id"] for one in pair.seen[1].notes("sequence_image_refused")] == ["a"]
     assert [one["request_id"] for one in pair.seen[1].notes("sequence_resumed")] == ["b"]
+    assert {name: bool(moved.refused) for name, [moved] in moves(pair).items()} == {"a": True, "b": False}
     deltas = [decode_token_delta(record.value) for record in pair.world.log.visible(pair.world.names.tokens)]
     assert [one.index for one in deltas if one.request_id == "a" and one.incarnation == OTHER] == [0, 1, 2]
 

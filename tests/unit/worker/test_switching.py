@@ -15,12 +15,15 @@ from gpu_worker.facts import Note, WorkerCommand
 from gpu_worker.memory import mapper
 from gpu_worker.sim.engine import EngineScript
 from gpu_worker.switching import memory_samples
+from processors.egress.machine import EgressMachine, OutputsPolled
+from schemas.codec import decode_result
 from sie_stream.control import PlacementRow, ReplicaFailed, ReplicaReady
 from sie_stream.engine_facts import EngineLost
 from sie_stream.errors import ConfigError
 from sie_stream.ids import LANES
 from sie_stream.settings import Settings, settings_from
 from sie_stream.telemetry import DeviceMemorySample
+from sie_stream.touches import CameIn, KeptOut, Touch, touches_in
 from tests.unit.worker.rig import DEVICE, INCARNATION, Rig, World, work_item
 
 MIB = 1024 * 1024
@@ -237,3 +240,103 @@ def test_settings_that_make_no_sense_together_are_refused() -> None:
         settings_from({"host_memory_mb": 100})
     with pytest.raises(ConfigError, match="device_memory_mb = 3: 0 \\(no budget\\), or 16 or more"):
         settings_from({"device_memory_mb": 3})
+
+
+def told(world: World) -> dict[str, tuple[Touch, ...]]:
+    """What stands beside each result, by request id."""
+    records = world.log.visible(world.names.results)
+    return {decode_result(record.value).request_id: touches_in(record.headers) for record in records}
+
+
+def test_results_tell_that_their_model_came_in_from_where_and_who_gave_way() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, switch_ms=7.0)
+    world, rig = world_of(script, *"ab")
+    [there] = [model for model, place in places(rig).items() if place == "device"]
+    out = "ab".replace(there, "")
+    world.send(work_item("there", there), work_item("1", out), work_item("2", out))
+    rig.run_until(lambda: answered(world, "there", "1", "2"))
+    world.send(work_item("3", out))
+    rig.run_until(lambda: answered(world, "3"))
+    world.send(work_item("back", there))
+    rig.run_until(lambda: answered(world, "back"))
+    assert told(world)["there"] == told(world)["3"] == (), "nothing waited for what was there"
+    [first] = told(world)["1"]
+    assert told(world)["2"] == (first,)
+    assert isinstance(first, CameIn)
+    assert (first.worker, first.device, first.model, first.came_from) == ("w0", DEVICE, f"{out}@1", "host")
+    assert (first.size_bytes, first.gave_way, first.left_for) == (40 * MIB, (f"{there}@1",), "")
+    assert 7.0 <= first.took_ms < 20.0
+    [back] = told(world)["back"]
+    assert isinstance(back, CameIn)
+    assert (back.gave_way, back.left_for) == ((f"{out}@1",), f"{out}@1")
+    assert back.away_ms >= first.took_ms
+
+
+def test_a_request_that_waits_for_the_turn_of_others_is_told_how_long() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, continuous={"a": 4}, batch_ms=300.0)
+    world, rig = world_of(script, *"ab")
+    world.send(work_item("a1", "a"))
+    rig.run(50)
+    world.send(work_item("b1", "b"))
+    rig.run_until(lambda: answered(world, "a1", "b1"))
+    [came] = told(world)["b1"]
+    assert isinstance(came, CameIn)
+    assert came.waited_ms > 200
+
+
+def test_a_request_that_ends_before_its_model_comes_in_is_told_who_is_there() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB}, continuous={"a": 4}, batch_ms=900.0)
+    world, rig = world_of(script, *"ab")
+    world.send(work_item("a1", "a"))
+    rig.run(50)
+    world.send(work_item("b1", "b", deadline_at_ms=world.clock.now_ms() + 100))
+    rig.run_until(lambda: "b1" in world.results())
+    assert world.results()["b1"].status == "expired"
+    [kept] = told(world)["b1"]
+    assert isinstance(kept, KeptOut)
+    assert (kept.model, kept.place, kept.held_by) == ("b@1", "host", ("a@1",))
+
+
+def test_without_a_budget_results_have_no_headers() -> None:
+    world, rig = world_of(EngineScript(), settings=Settings())
+    world.place(world.add_model("a"))
+    world.give("a", list(range(LANES)))
+    world.send(work_item("a1", "a"))
+    rig.run_until(lambda: answered(world, "a1"))
+    assert [record.headers for record in world.log.visible(world.names.results)] == [()]
+
+
+def test_a_pooled_answer_keeps_what_its_worker_told() -> None:
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB})
+    world, rig = world_of(script, *"ab", fusion="pooled")
+    [there] = [model for model, place in places(rig).items() if place == "device"]
+    world.send(work_item("1", "ab".replace(there, "")))
+    rig.run_until(lambda: world.log.visible(world.names.outputs))
+    [raw] = world.log.visible(world.names.outputs)
+    machine = EgressMachine(world.settings, lambda path, digest: pytest.fail("no text"), lambda topic: True)
+    [finished] = machine.decide([OutputsPolled([raw], raw.timestamp_ms + 5)])
+    assert touches_in(raw.headers)
+    assert [touches_in(write.headers) for write in finished.writes] == [touches_in(raw.headers)]
+
+
+def test_a_model_that_came_in_before_its_first_request_is_served() -> None:
+    """Its partitions were given while it was on its way: nothing refreshes its queue afterwards."""
+    world, rig = world_of(EngineScript(images={"a": 20 * MIB}, switch_ms=400.0), "a")
+    assert places(rig)["a"] == "coming"
+    rig.run_until(lambda: places(rig)["a"] == "device")
+    world.send(work_item("a1", "a"))
+    rig.run_until(lambda: answered(world, "a1"), 2_000)
+    assert told(world)["a1"] == ()
+
+
+def test_requests_routed_to_the_version_before_are_told_too() -> None:
+    """The version that serves them now is the one that they waited for."""
+    script = EngineScript(images={"a": 40 * MIB, "b": 40 * MIB})
+    world, rig = world_of(script, *"ab")
+    [there] = [model for model, place in places(rig).items() if place == "device"]
+    out = "ab".replace(there, "")
+    world.send(work_item("old", out, version="0"))
+    rig.run_until(lambda: answered(world, "old"))
+    [came] = told(world)["old"]
+    assert isinstance(came, CameIn)
+    assert came.model == f"{out}@1"
