@@ -37,10 +37,10 @@ SHARE_FOR_WAITING = 2
 GROWTH_STEP = 4
 GROWTH_MS = 15_000
 SHRINK_FACTOR = 2
-WINDOW_MS = 600_000
-"""Twice the HorizontalPodAutoscaler's default: weights cost more to bring back than a pod. Traffic that wanders within
-minutes does not load and unload replicas."""
-WINDOW_MAX_MS = 1_200_000
+WINDOW_MS = 300_000
+"""The HorizontalPodAutoscaler's default. Traffic that wanders within minutes does not load and unload replicas."""
+RESERVE_WINDOWS = 2
+"""Of models that take turns on devices: what is not needed rests there, loaded, until the next burst."""
 JUMP_FACTOR = 1.25
 """Growing waits for one more observation while the last is so far above the level."""
 PATIENCE_FACTOR = 2
@@ -169,7 +169,11 @@ def cooldown_ms(cold_start_ms: int) -> int:
 
 def window_ms(cold_start_ms: int) -> int:
     """So long replicas must have been superfluous before they leave."""
-    return _within(5 * cold_start_ms, WINDOW_MS, WINDOW_MAX_MS)
+    return _within(5 * cold_start_ms, WINDOW_MS, 600_000)
+
+
+def _window_ms(policy: ScalePolicy, load: Load) -> int:
+    return window_ms(load.cold_start_ms) * (RESERVE_WINDOWS if policy.sharing > 1 else 1)
 
 
 def idle_ms(cold_start_ms: int) -> int:
@@ -363,7 +367,7 @@ def _shrunk(policy: ScalePolicy, state: ScaleState, load: Load, words: str) -> t
     wanted = state.wanted
     if state.low_since_ms is None:
         return wanted, "hold", f"Stays at {wanted}. {words}"
-    low_ms, window = load.at_ms - state.low_since_ms, window_ms(load.cold_start_ms)
+    low_ms, window = load.at_ms - state.low_since_ms, _window_ms(policy, load)
     if low_ms < window:
         return wanted, "hold", f"Stays at {wanted}, {state.low_need} would do since {low_ms} of {window} ms. {words}"
     least = max(state.low_need, wanted - max(wanted // SHRINK_FACTOR, 1), policy.floor)

@@ -13,8 +13,8 @@ from ortools.sat.python import cp_model_helper as cp_sat
 
 from scheduler.solver.program import Answer, Program
 
-MODEL_VERSION = 5
-"""Raised when the programs, or the work on them, change: then the same log may give other decisions."""
+MODEL_VERSION = 4
+"""Raised when the programs that are built change, since then the same log may give other decisions."""
 SOLVER = f"cp-sat {ortools.__version__}, model {MODEL_VERSION}"
 SEED = 20_240_607
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1

@@ -57,7 +57,7 @@ FOR_ORDER = structs.replace(FOR_CHANGE, window_work=3_000)
 """A rebalance solves several windows at once, and there will be another."""
 REBALANCED_WHOLE_MAX = 64
 """Replicas of a fleet of which a rebalance looks at every placement."""
-PARTS = 4
+PARTS = 3
 """Windows of a rebalance of a larger one."""
 LOOK_EXACT_MAX = 8
 """Free replicas up to which the greedy answer is taken only when it is known to be the best; of more, when it is near.

@@ -77,7 +77,7 @@ def test_a_batch_job_gives_up_what_a_high_sla_model_needs_and_gets_it_back() -> 
     assert yielded
     assert {decision.subject for decision in yielded} == {"report"}
     assert all("above 85 %" in decision.reason or "high-sla models lack" in decision.reason for decision in yielded)
-    quiet(cluster, 2_400)
+    quiet(cluster, 1_200)
     assert len(at(cluster, "chat")) == 1
     assert "model_restored" in kinds(cluster.commands)
     assert not cluster.machine.state.yielded.caps
