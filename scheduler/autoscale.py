@@ -4,7 +4,8 @@
 load into a need, and its sources. Here is what keeps the answer calm:
 
 - One change at a time. While fewer replicas are ready than wanted, they are on their way and count as supply; while
-  more are ready, some are leaving. Until that is over, or has taken much longer than a cold start, nothing changes.
+  more are ready, some are leaving. Until that is over, or has taken much longer than a cold start, nothing changes,
+  unless what arrives is more than all of them will take.
 - Growing looks ahead by the cold start: at the arrival rate then, and at the backlog that will have piled up by then.
 - Hysteresis: shrinking asks whether fewer replicas would do for a load that is a quarter higher.
 - Stabilisation window, as the Kubernetes HorizontalPodAutoscaler has it: replicas leave when they were not needed for
@@ -20,6 +21,7 @@ load into a need, and its sources. Here is what keeps the answer calm:
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -37,6 +39,8 @@ GROWTH_MS = 15_000
 SHRINK_FACTOR = 2
 WINDOW_MS = 300_000
 """The HorizontalPodAutoscaler's default. Traffic that wanders within minutes does not load and unload replicas."""
+RESERVE_WINDOWS = 2
+"""Of models that take turns on devices: what is not needed rests there, loaded, until the next burst."""
 JUMP_FACTOR = 1.25
 """Growing waits for one more observation while the last is so far above the level."""
 PATIENCE_FACTOR = 2
@@ -64,6 +68,17 @@ AIMS: dict[Tag, Aim] = {
 }
 """The first tag in this order counts."""
 AIM = Aim(7_500, 10_000)
+
+
+@cache
+def _aim_of(tags: tuple[Tag, ...]) -> Aim:
+    """There are few sets of tags, and every look asks for each model."""
+    return next((aim for tag, aim in AIMS.items() if tag in tags), AIM)
+
+
+RESERVE_BP = 1_500
+"""So much lower is the aim of models that take turns on devices: a replica more is a reserve that is loaded already,
+on a device where another computes."""
 NEVER_ZERO: tuple[Tag, ...] = ("high-sla", "a/b-test")
 """An arm of a test that pays for cold starts is not comparable with the other."""
 
@@ -88,7 +103,12 @@ class ScalePolicy(Struct, frozen=True):
 
     @property
     def aim(self) -> Aim:
-        return next((aim for tag, aim in AIMS.items() if tag in self.tags), AIM)
+        return _aim_of(self.tags)
+
+    @property
+    def target_bp(self) -> int:
+        """Highest average utilisation when growing."""
+        return self.aim.target_bp - (RESERVE_BP if self.sharing > 1 else 0)
 
 
 class ScaleState(Struct, frozen=True):
@@ -150,6 +170,10 @@ def cooldown_ms(cold_start_ms: int) -> int:
 def window_ms(cold_start_ms: int) -> int:
     """So long replicas must have been superfluous before they leave."""
     return _within(5 * cold_start_ms, WINDOW_MS, 600_000)
+
+
+def _window_ms(policy: ScalePolicy, load: Load) -> int:
+    return window_ms(load.cold_start_ms) * (RESERVE_WINDOWS if policy.sharing > 1 else 1)
 
 
 def idle_ms(cold_start_ms: int) -> int:
@@ -244,7 +268,7 @@ def _need(policy: ScalePolicy, state: ScaleState, load: Load, rate_per_s: float,
     promise = None if budget_ms is None else (budget_ms / each_ms, aim.late_ppm)
     drain_ms = max(policy.aim.drain_ms, load.cold_start_ms)
     offered = rate_per_s * each_ms * policy.sharing / 1000
-    return need_of(offered, aim.target_bp, promise, queued_ms / drain_ms, policy.replicas_max)
+    return need_of(offered, policy.target_bp, promise, queued_ms / drain_ms, policy.replicas_max)
 
 
 def _budget_ms(policy: ScalePolicy) -> float | None:
@@ -278,7 +302,7 @@ def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> t
     if wanted == 0:
         return _from_zero(policy, load, asked, words)
     held = _held(state, load)
-    if held:
+    if held and not _outgrown(state, load, need):
         return wanted, "hold", f"Stays at {wanted}: {held} {words}"
     if asked > wanted:
         if now < (ends := state.changed_ms + cooldown_ms(load.cold_start_ms)):
@@ -319,13 +343,18 @@ def _held(state: ScaleState, load: Load) -> str:
     return f"{load.ready - state.wanted} are still leaving, {taken_ms} ms after the last change."
 
 
+def _outgrown(state: ScaleState, load: Load, need: Need) -> bool:
+    """What arrives would keep more busy than are ready and on their way, all together."""
+    return load.ready < state.wanted == load.ready + load.loading and need.offered > state.wanted
+
+
 def _breached(policy: ScalePolicy, state: ScaleState, load: Load, words: str) -> tuple[int, Rule, str]:
     """p99 is above the SLA, but the law asks for nothing."""
     wanted = state.wanted
     said = f"p99 {load.p99_ms} ms is above the SLA of {policy.p99_ms} ms"
     if wanted >= policy.replicas_max:
         return wanted, "hold", f"Stays at {wanted}, the most that is allowed: {said}. {words}"
-    if load.waiting == 0 and load.utilisation_bp * policy.sharing < policy.aim.target_bp:
+    if load.waiting == 0 and load.utilisation_bp * policy.sharing < policy.target_bp:
         return wanted, "hold", f"Stays at {wanted}: {said}, but nothing waits; more replicas would not help. {words}"
     patience_ms = PATIENCE_FACTOR * max(policy.aim.drain_ms, load.cold_start_ms)
     since_ms = max(state.breach_since_ms or 0, state.changed_ms)
@@ -338,7 +367,7 @@ def _shrunk(policy: ScalePolicy, state: ScaleState, load: Load, words: str) -> t
     wanted = state.wanted
     if state.low_since_ms is None:
         return wanted, "hold", f"Stays at {wanted}. {words}"
-    low_ms, window = load.at_ms - state.low_since_ms, window_ms(load.cold_start_ms)
+    low_ms, window = load.at_ms - state.low_since_ms, _window_ms(policy, load)
     if low_ms < window:
         return wanted, "hold", f"Stays at {wanted}, {state.low_need} would do since {low_ms} of {window} ms. {words}"
     least = max(state.low_need, wanted - max(wanted // SHRINK_FACTOR, 1), policy.floor)
@@ -356,7 +385,7 @@ def _words(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> st
     said = [
         f"{state.demand.fast_per_s:.1f} requests/s ({ahead:.1f} in {load.cold_start_ms} ms) of {each_ms:.0f} ms"
         f"{taking_turns} keep "
-        f"{need.offered:.2f} replicas busy: {need.by_target} at {policy.aim.target_bp // 100} % utilisation"
+        f"{need.offered:.2f} replicas busy: {need.by_target} at {policy.target_bp // 100} % utilisation"
     ]
     if need.by_wait:
         late, budget = policy.aim.late_ppm, _budget_ms(policy) or 0

@@ -56,11 +56,11 @@ def slice_devices(step: Step, tallies: Mapping[str, LoadTally]) -> Mapping[str, 
             continue  # versions are compared: neither may have a device to itself that the other has not
         ready = [replica for replica in model.replicas if replica.state == "ready" and replica.down is None]
         devices = {_slot((replica.worker, device)): replica.worker for replica in ready for device in replica.spans}
-        tenant = _tenant(step, model, tallies.get(model.model, LoadTally()), sorted(devices))
+        tenant = _tenant(step, model, tallies.get(model.model, LoadTally()), devices)
         if devices and tenant.load >= IDLE:
             at[model.model] = devices
             tenants.append(tenant)
-    slices = share_out(tenants, state.slices.owners)
+    slices = share_out(tenants, state.slices.owners, state.slices.resting)
     state.slices = slices
     return {model: {at[model][device] for device in away} for model, away in slices.resting.items()}
 
@@ -71,20 +71,31 @@ def shares_devices(state: ClusterState, model: ModelState) -> bool:
     return any(slot in state.slices.owners for slot in slots)
 
 
-def _tenant(step: Step, model: ModelState, tally: LoadTally, devices: Sequence[str]) -> Tenant:
+def _tenant(step: Step, model: ModelState, tally: LoadTally, devices: Mapping[str, str]) -> Tenant:
+    """`devices`: {device: its worker}, where it is ready."""
     settled = bool(_directed_buckets(model)) and all(len(replica.spans) == 1 for replica in model.replicas)
     each_us = model.rules.request_us or model.busy.request_us
     pressed = model.model in step.state.slices.pressed
-    # A queue wakes the reserve at once, and what was woken stays so as long as any relief: keys do not go to and fro.
-    woken = pressed and step.now_ms - model.directed_ms < RELIEF_MS
     return Tenant(
         model=model.model,
-        devices=tuple(devices),
+        devices=tuple(sorted(devices)),
+        keyless=() if settled else _keyless(model, devices),
         load=model.busy.per_s * each_us / 1_000_000,
         may_rest=settled and len(devices) > 1,
-        queued=woken or sum(tally.waiting.values()) > sum(tally.running.values()),
+        queued=sum(tally.waiting.values()) > sum(tally.running.values()),
         pressed=pressed,
+        # A queue wakes the reserve at once; what was woken stays so as long as any relief: keys do not go to and fro.
+        woken=pressed and step.now_ms - model.directed_ms < RELIEF_MS,
     )
+
+
+def _keyless(model: ModelState, devices: Mapping[str, str]) -> tuple[str, ...]:
+    """Devices of workers that get no keys of it at present, by the shares of its buckets and by who has these now."""
+    route, width = model.published_route, len(model.partitions) // model.route.lanes
+    shares = route.shares if route is not None and len(route.shares) == width else (1,) * width
+    owners = [partition.owner for partition in model.partitions if shares[partition.partition % width]]
+    keyed = {owner.worker for owner in owners if owner is not None}
+    return tuple(slot for slot in sorted(devices) if devices[slot] not in keyed)
 
 
 def _slot(device: DeviceKey) -> str:
@@ -108,7 +119,10 @@ def direct_traffic(
     few = tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN
     if len(buckets) < 2 or (few and not roused):
         return
-    reports = [_report(step.state, model, tally, worker) for worker in awake]
+    devices: dict[str, tuple[str, ...]] = {}
+    for replica in model.present():
+        devices[replica.worker] = devices.get(replica.worker, ()) + replica.spans
+    reports = [_report(step.state, tally, worker, devices[worker]) for worker in awake]
     before = _members(model.traffic, awake, step.now_ms - every_ms)
     model.traffic, decision = direct(before, reports)
     wanted = dict.fromkeys(buckets, 0) | decision.shares
@@ -137,21 +151,23 @@ def _buckets(model: ModelState, width: int) -> dict[str, list[int]]:
     """{worker: its buckets}, in the order of names; empty while a bucket is nobody's or on its way."""
     found: dict[str, list[int]] = {}
     ready = {replica.key for replica in model.present() if replica.state == "ready"}
-    for bucket, first in enumerate(model.partitions[:width]):
-        holder = first.owner
-        if holder is None or holder not in ready:
+    holders = [partition.owner for partition in model.partitions[:width]]
+    if not ready.issuperset(holders):
+        return {}
+    for number, partition in enumerate(model.partitions):
+        owner, holder = partition.owner, holders[number % width]
+        if partition.state != "assigned" or (owner is not holder and owner != holder):
             return {}
-        for partition in model.partitions[bucket::width]:
-            if partition.state != "assigned" or partition.owner != holder:
-                return {}
+    for bucket, holder in enumerate(holders):
+        assert holder is not None, "None is no replica that is ready"
         found.setdefault(holder.worker, []).append(bucket)
     return dict(sorted(found.items()))
 
 
-def _report(state: ClusterState, model: ModelState, tally: LoadTally, worker: str) -> ReplicaReport:
+def _report(state: ClusterState, tally: LoadTally, worker: str, devices: Sequence[str]) -> ReplicaReport:
+    """`devices`: of the model's replicas there."""
     found = state.workers[worker]
     fresh = state.now_ms - found.load_ms <= LOAD_STALE_MS
-    devices = [device for replica in model.present() if replica.worker == worker for device in replica.spans]
     return ReplicaReport(
         replica=worker,
         at_ms=state.now_ms,

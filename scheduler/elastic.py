@@ -75,7 +75,7 @@ def look_at_loads(step: Step) -> None:
     """Part of a tick: direct the traffic of every model, then size the elastic ones, then see who has to give way."""
     state = step.state
     if step.now_ms < state.scale_due_ms:
-        if any(lacks_guarantee(model) for model in state.models.values()):
+        if any(model.unplaced and lacks_guarantee(model) for model in state.models.values()):
             give_way(step)
         return
     state.scale_due_ms = step.now_ms + EVERY_MS

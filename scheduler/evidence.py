@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from scheduler.actors import named
@@ -137,7 +137,8 @@ def memory_changes(
     for replica, sign in [*((r, 1) for r in added), *((r, -1) for r in removed)]:
         for place in devices_of(replica.seat):
             change[place] = change.get(place, 0) + sign * replica.memory_bytes
-    promised = promised_bytes(state.models.values())
+    workers = {worker for worker, _ in change}
+    promised = promised_bytes(state.models.values(), workers)
     return tuple(
         MemoryChange(
             worker=worker,
@@ -150,11 +151,13 @@ def memory_changes(
     )
 
 
-def promised_bytes(models: Iterable[ModelState]) -> dict[tuple[str, str], int]:
-    """{(worker, device): bytes of the replicas listed there}."""
+def promised_bytes(models: Iterable[ModelState], workers: Collection[str]) -> dict[tuple[str, str], int]:
+    """{(worker, device): bytes of the replicas listed there}, of these workers."""
     promised: dict[tuple[str, str], int] = {}
     for model in models:
         for replica in model.replicas:
+            if replica.worker not in workers:
+                continue
             for place in devices_of(replica.seat):
                 promised[place] = promised.get(place, 0) + replica.memory_bytes
     return promised

@@ -23,7 +23,7 @@ MOVES_MAX = 16
 NEVER_STOP = 100_000_000
 GAIN_MIN = 150
 """A rebalance has to gain this much, and GAIN_PERMILLE of what doing nothing costs, on top of what its moves cost."""
-GAIN_PERMILLE = 10
+GAIN_PERMILLE = 5
 
 
 class MovePlan(Struct, frozen=True):

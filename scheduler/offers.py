@@ -146,6 +146,7 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
     for worker in state.workers.values():
         if not _is_there(state, worker.worker):
             continue
+        service = _service(state, worker.worker)
         for device in worker.devices:
             if device.device in worker.lost_devices:
                 continue
@@ -165,7 +166,7 @@ def _offers(state: ClusterState, reserving: Sequence[ReplicaState]) -> tuple[Dev
                     taints=worker.taints,
                     tier=worker.tier,
                     versions=worker.versions,
-                    service=_service(state, worker.worker),
+                    service=service,
                     island=place.island,
                     numa_node=place.numa_node,
                     product=place.product,

@@ -131,6 +131,8 @@ def _note_latency(state: ClusterState, model: ModelState, worker: str, load: Mod
 
 def _kind_of(state: ClusterState, model: ModelState, worker: str) -> str:
     """Of the device of the model's replica there; empty: none, or of an older version."""
-    ready = (r.device for r in model.replicas if r.worker == worker and r.state == "ready" and model.stays(r))
-    device = next(ready, "")
-    return next((found.kind for found in state.workers[worker].devices if found.device == device), "")
+    for replica in model.replicas:
+        if replica.worker == worker and replica.state == "ready" and model.stays(replica):
+            devices = state.workers[worker].devices
+            return next((found.kind for found in devices if found.device == replica.device), "")
+    return ""

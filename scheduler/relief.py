@@ -114,19 +114,17 @@ def _pools(offers: Offers, free: Free, tenants: Sequence[Tenant]) -> tuple[Pool,
     for tenant in tenants:
         if tenant.lacking:
             piece[tenant.pool] = max(piece.get(tenant.pool, 1), tenant.units)
-    found: dict[str, Pool] = {}
+    sums: dict[str, list[int]] = {}
+    """Capacity, used, cost."""
     for at, offer in offers.items():
-        name = _pool_of(offer)
+        name, cost = _pool_of(offer), _cost(offer)
         size = piece.get(name, 1)
         used = offer.memory_bytes - free[at]
-        before = found.get(name, Pool(name, 0, 0, _cost(offer)))
-        found[name] = Pool(
-            name,
-            before.capacity + used + free[at] // size * size,
-            before.used + used,
-            max(before.cost, _cost(offer)),
-        )
-    return tuple(found[name] for name in sorted(found) if found[name].capacity)
+        pool = sums.setdefault(name, [0, 0, cost])
+        pool[0] += used + free[at] // size * size
+        pool[1] += used
+        pool[2] = max(pool[2], cost)
+    return tuple(Pool(name, *sums[name]) for name in sorted(sums) if sums[name][0])
 
 
 def _tenant(model: ModelState, offers: Offers, free: Free, labelled: dict[str, DeviceOffer]) -> Tenant:

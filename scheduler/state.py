@@ -239,7 +239,8 @@ class ModelState(Struct):
 
     def present(self) -> list[ReplicaState]:
         """Replicas of the present generation that load or serve, and are to stay."""
-        return [replica for replica in self.replicas if self.stays(replica)]
+        generation = self.generation  # said out, because every tick asks for all models
+        return [r for r in self.replicas if r.generation == generation and r.state != "draining" and not r.leaving]
 
     def stays(self, replica: ReplicaState) -> bool:
         return replica.generation == self.generation and replica.state != "draining" and not replica.leaving

@@ -138,8 +138,7 @@ class Step:
 
     def commands(self) -> list[SchedulerCommand]:
         """Decisions, then rows in the order they were touched, then side effects."""
-        commands: list[SchedulerCommand] = []
-        commands.extend(self._decisions)
+        commands: list[SchedulerCommand] = [*self._decisions]
         for table, model in self._rows:
             row = build_row(self.state, table, model)
             body = None if row is None else msgspec.Raw(msgspec.json.encode(row))

@@ -5,26 +5,30 @@ however little each has to do. Two models with a replica each on two devices are
 one device, and the same keys in half the places: as many requests run at once, in half the time. The other replica is
 in reserve: it takes keys as soon as its model has more to do than its devices can, without a load.
 
-`share_out(tenants, before)` is pure. Each device gets an owner among the models that decode on it:
+`share_out(tenants, before, rested)` is pure. Each device gets an owner among the models that decode on it:
 
-- a model that cannot rest anywhere (one replica, keys in order, partitions on their way) takes its devices as they are;
+- a model that cannot rest now (one replica, keys in order, partitions on their way) takes its devices as they are, but
+  for those on which it gets no keys;
 - owners of before stay, so that keys do not wander;
 - a device without one goes to the model with the most load per device that it owns;
-- a device changes hands when that leaves both better off than the worse one was, by a margin.
+- a device goes to a model with much to do (more than `EASED`) when the one that gives it has less to do afterwards than
+  the taker had before, by a margin. Each change costs: the one that leaves still ends what it began.
 
-A model rests on the devices that others own, unless it owns none, or has more to do than what it owns can (`PRESSED`).
+A model rests on the devices that others own. One that owns none, or has more to do than what it owns can (`PRESSED`),
+also decodes on as many of them as that takes; one with a queue on all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 
 from msgspec import Struct
 
 PRESSED, EASED = 0.85, 0.6
-"""Load per owned device above which a model uses all of its devices, and below which it rests again."""
+"""Load per owned device above which a model uses devices of others, and below which it rests there again."""
 MARGIN = 1.25
-"""The pressure of the worse one falls by so much, or the device stays where it is."""
+"""So much more to do than the giver will have, or the device stays where it is."""
 
 
 class Tenant(Struct, frozen=True):
@@ -36,11 +40,15 @@ class Tenant(Struct, frozen=True):
     load: float
     """Devices that its requests would keep busy, if it had them to itself."""
     may_rest: bool
-    """Its keys can be taken off a device."""
+    """Its keys can be taken off a device now."""
     queued: bool = False
     """More requests wait than run."""
     pressed: bool = False
-    """It used all of its devices when this was last looked at."""
+    """It used devices of others when this was last looked at."""
+    woken: bool = False
+    """It does so too short a time to rest there again."""
+    keyless: tuple[str, ...] = ()
+    """Where one that may not rest gets no keys at present: it does not decode there."""
 
 
 class Slices(Struct, frozen=True):
@@ -54,12 +62,17 @@ class Slices(Struct, frozen=True):
     """Models that own too little and use all that they have."""
 
 
-def share_out(tenants: Sequence[Tenant], before: Mapping[str, str]) -> Slices:
-    """Owners of the devices that several tenants share. The same tenants in another order give the same answer."""
+def share_out(
+    tenants: Sequence[Tenant], before: Mapping[str, str], rested: Mapping[str, Sequence[str]] | None = None
+) -> Slices:
+    """Owners of the devices that several tenants share. The same tenants in another order give the same answer.
+
+    `before`, `rested`: who owned what, and who rested where, so that little changes.
+    """
     plan = _Plan(sorted(tenants, key=lambda tenant: tenant.model), before)
     plan.fill()
     plan.exchange()
-    return plan.slices()
+    return plan.slices(rested or {})
 
 
 class _Plan:
@@ -76,13 +89,17 @@ class _Plan:
         """Devices where somebody cannot rest."""
         for device in sorted(self.on):
             here = self.on[device]
-            bound = [model for model in here if not self.tenants[model].may_rest]
+            bound = [model for model in here if self._is_bound(model, device)]
             if bound:
                 self.fixed[device] = None
             if bound or len(here) == 1:
                 self._own(device, max(bound or here, key=self.pressure))
             elif before.get(device) in here:
                 self._own(device, before[device])
+
+    def _is_bound(self, model: str, device: str) -> bool:
+        tenant = self.tenants[model]
+        return not tenant.may_rest and device not in tenant.keyless
 
     def _own(self, device: str, model: str) -> None:
         self.owners[device] = model
@@ -108,6 +125,10 @@ class _Plan:
 
     def _exchange_one(self) -> bool:
         for taker in sorted(self.tenants, key=lambda model: (-self.pressure(model), model)):
+            if self.pressure(taker) <= EASED:
+                return False
+            if not self.tenants[taker].may_rest:
+                continue
             gives: list[tuple[float, str]] = []
             for device in self.tenants[taker].devices:
                 owner = self.owners[device]
@@ -116,13 +137,13 @@ class _Plan:
             if not gives:
                 continue
             left, device = min(gives)
-            if max(left, self.pressure(taker, 1)) * MARGIN < self.pressure(taker):
+            if left * MARGIN < self.pressure(taker):
                 self.owned[self.owners[device]] -= 1
                 self._own(device, taker)
                 return True
         return False
 
-    def slices(self) -> Slices:
+    def slices(self, rested: Mapping[str, Sequence[str]]) -> Slices:
         resting: dict[str, tuple[str, ...]] = {}
         pressed: list[str] = []
         for model, tenant in self.tenants.items():
@@ -130,9 +151,24 @@ class _Plan:
             away = tuple(device for device in tenant.devices if self.owners[device] != model)
             if not tenant.may_rest or not away:
                 continue
-            if tenant.queued or self.pressure(model) > limit:
+            if tenant.queued or tenant.woken or self.pressure(model) > limit:
                 pressed.append(model)
-            else:
+                woken = self._woken(tenant, away, rested.get(model, ()))
+                away = tuple(device for device in away if device not in woken)
+            if away:
                 resting[model] = away
         owners = {device: model for device, model in sorted(self.owners.items()) if len(self.on[device]) > 1}
         return Slices(owners, resting, tuple(pressed))
+
+    def _woken(self, tenant: Tenant, away: Sequence[str], rested: Sequence[str]) -> Collection[str]:
+        """Of the devices that others own those that it uses as well, because it has too much to do.
+
+        As many as its load needs, where each is worth half a device; those that it used before, and then those whose
+        owners have least to do. All of them while requests wait.
+        """
+        if tenant.queued:
+            return away
+        used = [device for device in away if tenant.pressed and device not in rested]
+        missing = tenant.load / PRESSED - self.owned[tenant.model]
+        count = max(1, ceil(2 * missing), len(used) if tenant.woken else 0)
+        return sorted(away, key=lambda device: (device not in used, self.pressure(self.owners[device]), device))[:count]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from scheduler.solver.bound import Relaxation
 from scheduler.solver.candidates import candidates
@@ -53,9 +53,11 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 FOR_FLEET = Limits(exact_work=2_000_000)
 FOR_CHANGE = Limits(exact_work=20_000, bound_work=8_000, window_work=8_000, windows_max=2, gap_permille=20, look_max=64)
+FOR_ORDER = structs.replace(FOR_CHANGE, window_work=3_000)
+"""A rebalance solves several windows at once, and there will be another."""
 REBALANCED_WHOLE_MAX = 64
 """Replicas of a fleet of which a rebalance looks at every placement."""
-PARTS = 6
+PARTS = 3
 """Windows of a rebalance of a larger one."""
 LOOK_EXACT_MAX = 8
 """Free replicas up to which the greedy answer is taken only when it is known to be the best; of more, when it is near.
@@ -224,7 +226,7 @@ def plan_fleet(problem: Problem, limits: Limits = FOR_FLEET) -> Plan:
     return _plan(search, "fleet", bound, base, whole)
 
 
-def rebalance(problem: Problem, moves_max: int, limits: Limits = FOR_CHANGE) -> Plan:
+def rebalance(problem: Problem, moves_max: int, limits: Limits = FOR_ORDER) -> Plan:
     """Better places for what runs, in at most `moves_max` moves. Raises ConfigError for a problem that makes no sense.
 
     Single moves that pay (`tidy`), and then a program over parts of the fleet; without the latter when it takes more

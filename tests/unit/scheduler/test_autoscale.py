@@ -132,6 +132,18 @@ def test_loading_replicas_count_as_supply() -> None:
     assert decisions[1].reason.startswith("Stays at 6: 2 are ready and 4 load, 1000 ms after the last change.")
 
 
+def test_what_arrives_above_all_supply_does_not_wait_for_what_loads() -> None:
+    """A cold start later the queue would be longer by all that came meanwhile."""
+    state = structs.replace(first_state(PLAIN, 0, 2), demand=calm(30))
+    busy = {"ready": 2, "completions": 10, "utilisation_bp": 10_000, "waiting": 50}
+    first = load(60, loading=0, arrivals=30, **busy)
+    more = [load(60 + n, loading=4, arrivals=90, **busy) for n in range(1, 12)]
+    _, decisions = play(PLAIN, state, first, *more)
+    grown = [decision for decision in decisions if decision.changed]
+    assert [decision.before for decision in grown] == [2, 6]
+    assert grown[1].wanted > 6
+
+
 def test_a_change_that_never_completes_does_not_hold_for_ever() -> None:
     state = first_state(PLAIN, 0, 8)
     state, decisions = play(PLAIN, state, *[load(second, ready=3, loading=0) for second in range(1, 400)])
@@ -181,8 +193,18 @@ def test_replicas_that_share_devices_are_worth_less() -> None:
         seen = load(1, arrivals=15, completions=15, ready=4, utilisation_bp=7_500)
         _, decisions = play(policy, state, seen)
         needs.append(decisions[-1].need)
-    assert needs[1] == 2 * needs[0]
+    assert needs == [4, 10], "3 devices' worth at 75 %; 6 halves at 60 %, since one more is only a reserve"
     assert "2 of which share a device" in decisions[-1].reason
+
+
+@pytest.mark.parametrize(("sharing", "leaves_after_s"), [(1, 300), (2, 600)])
+def test_replicas_that_rest_on_shared_devices_leave_later(sharing: int, leaves_after_s: int) -> None:
+    policy = structs.replace(PLAIN, sharing=sharing)
+    state = structs.replace(first_state(policy, 0, 8), demand=calm(1))
+    loads = [load(second, arrivals=1, completions=1, ready=8, utilisation_bp=500) for second in range(1, 700)]
+    _, decisions = play(policy, state, *loads)
+    shrunk = next(decision for decision in decisions if decision.changed)
+    assert shrunk.at_ms == pytest.approx(1_000 * leaves_after_s, abs=5_000)
 
 
 def test_bounds_come_first() -> None:

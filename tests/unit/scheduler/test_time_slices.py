@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from scheduler.busy import FREE, engines_on_one
 from scheduler.solver.model import Objective
@@ -13,7 +16,7 @@ from scheduler.time_slices import Slices, Tenant, share_out
 DEVICES = tuple(f"w{number}/cuda:0" for number in range(6))
 
 
-def tenant(model: str, devices: str, load: float = 0.4, may_rest: bool = True, **more: bool) -> Tenant:
+def tenant(model: str, devices: str, load: float = 0.4, may_rest: bool = True, **more: Any) -> Tenant:
     """`devices`: their digits."""
     return Tenant(model, tuple(DEVICES[int(digit)] for digit in devices), load, may_rest, **more)
 
@@ -48,8 +51,9 @@ def test_what_cannot_rest_has_its_device_and_the_other_goes_elsewhere() -> None:
 
 def test_a_model_that_owns_nothing_decodes_where_it_is() -> None:
     a, b = tenant("a", "0", may_rest=False), tenant("b", "1", may_rest=False)
-    crowded = tenant("c", "01")
-    assert decodes(share_out([a, b, crowded], {}), crowded) == set(crowded.devices)
+    little, much = tenant("c", "01", 0.4), tenant("c", "01", 0.8)
+    assert len(decodes(share_out([a, b, little], {}), little)) == 1
+    assert decodes(share_out([a, b, much], {}), much) == set(much.devices)
 
 
 def test_owners_stay_while_the_difference_is_small() -> None:
@@ -75,6 +79,44 @@ def test_it_rests_again_when_it_has_clearly_less_to_do() -> None:
     b = tenant("b", "01", 0.3)
     assert share_out([tenant("a", "01", 0.7, pressed=True), b], {}).pressed == ("a",)
     assert share_out([tenant("a", "01", 0.5, pressed=True), b], {}).pressed == ()
+
+
+def test_a_model_with_many_devices_still_gets_another() -> None:
+    """With five of them one more is less than a quarter more; what counts is what the other has to give."""
+    devices = tuple(f"w{number}/cuda:0" for number in range(10))
+    busy, idle = Tenant("a", devices, 6.25, True), Tenant("b", devices, 1.0, True)
+    before = {device: "b" if number > 4 else "a" for number, device in enumerate(devices)}
+    assert list(share_out([busy, idle], before).owners.values()).count("a") == 8
+
+
+def test_owners_stay_while_both_have_time() -> None:
+    a, b = tenant("a", "012345", 1.0), tenant("b", "012345", 0.1)
+    before = {device: "a" if number < 2 else "b" for number, device in enumerate(DEVICES)}
+    assert share_out([a, b], before).owners == before
+
+
+def test_a_model_with_too_much_to_do_wakes_no_more_than_it_needs_where_there_is_least_to_do() -> None:
+    """Each device that is shared is worth half of one."""
+    bound = [tenant("b", "1", 0.7, may_rest=False), tenant("c", "2", 0.1, may_rest=False)]
+    others = [*bound, tenant("d", "3", 0.5, may_rest=False), tenant("e", "4", 0.6, may_rest=False)]
+    busy = tenant("a", "01234", 1.2)
+    first = share_out([busy, *others], {})
+    assert decodes(first, busy) == {DEVICES[0], DEVICES[2]}
+    pressed = structs.replace(busy, pressed=True)
+    assert decodes(share_out([pressed, *others], first.owners, {"a": DEVICES[1:4]}), pressed) == {
+        DEVICES[0],
+        DEVICES[4],
+    }, "the same as before"
+    queued = structs.replace(busy, queued=True)
+    assert decodes(share_out([queued, *others], first.owners), queued) == set(busy.devices)
+
+
+def test_a_model_on_its_way_takes_no_device_where_it_has_no_keys() -> None:
+    moving, other = tenant("a", "012", may_rest=False), tenant("b", "12", 0.6)
+    assert decodes(share_out([moving, other], {}), other) == set(other.devices), "it is squeezed everywhere"
+    keyless = structs.replace(moving, keyless=DEVICES[1:3])
+    slices = share_out([keyless, other], dict.fromkeys(DEVICES[1:3], "b"))
+    assert (slices.owners, slices.pressed) == (dict.fromkeys(DEVICES[1:3], "b"), ())
 
 
 def test_placement_and_sizing_agree_on_how_many_share_a_device() -> None:
