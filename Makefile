@@ -32,6 +32,9 @@ READY := .venv/.ready
 BENCH_READY := .venv-bench/.ready
 
 export UV_PYTHON_DOWNLOADS := never
+# Every engine, worker and test process would compile the project again where the caller's shell keeps Python from
+# writing what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## This list

@@ -12,9 +12,9 @@ from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker
 from tests.waiting import within
 
 # "ci" draws the same examples in every run, so a red build is red again on a second look; "quick" (make check) draws
-# fewer of them; explore with `pytest --hypothesis-profile=explore`.
+# a tenth of them; explore with `pytest --hypothesis-profile=explore`.
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("ci"), max_examples=20)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
 settings.register_profile("explore", deadline=None, max_examples=2_000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 
