@@ -21,6 +21,12 @@ settings.load_profile("ci")
 START_BUDGET_S = 120
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a slow test come first: where two processes share the files, none begins the longest one last."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One embedded broker for the session, shared by all tests: use topic, group and transactional ids of your own.

@@ -15,7 +15,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupReader, LogReader, PlainWriter, TopicAdmin, TopicSpec, TransactionalWriter
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 from sie_stream.sim.log import SimLog
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_MS, wait_until
 from topics.edge.admin import KafkaAdmin
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class World(ABC):
         """Outside transactions, delivered on return."""
         plain = self.plain()
         plain.write([LogWrite(topic, value, b"k", partition) for value in values])
-        plain.flush(10_000)
+        plain.flush(PATIENCE_MS)
 
     def collect(self, reader: Polled, count: int, records_max: int = 1_000) -> list[LogRecord]:
         """Poll until `count` records are there."""

@@ -34,7 +34,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(400)  # half a minute of processor time; much longer beside other work
 def test_greedy_tokens_are_those_of_transformers_over_100_prompts() -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
     texts = [sentence.text for sentence in sentences()]
@@ -57,7 +56,6 @@ def test_greedy_tokens_are_those_of_transformers_over_100_prompts() -> None:
         assert greedy[: len(wanted)] == wanted, (prompt, tokens)
 
 
-@pytest.mark.timeout(400)
 def test_20_prompts_are_answered_with_valid_json_by_a_schema() -> None:
     schema = {
         "type": "object",
@@ -113,7 +111,6 @@ def with_tokenizer(folder: Path, gguf: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(400)
 def test_narrow_weights_keep_the_likelihood_and_the_golden_answers(tmp_path: Path) -> None:
     """Perplexity rises by at most 1 %; two of the five golden answers are the same to their last token. The GGUF file,
     with its weights widened, is the same model bit for bit; its blocks as they are make the same int4 model."""
@@ -141,7 +138,6 @@ def test_narrow_weights_keep_the_likelihood_and_the_golden_answers(tmp_path: Pat
         assert likelihoods(load(source, **settings))[0] == wide
 
 
-@pytest.mark.timeout(400)
 def test_heads_over_the_real_trunk_answer_with_the_same_bits_from_a_shared_prefix() -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
     shared, *tails = [sentence.text for sentence in sentences()[:4]]
@@ -171,7 +167,6 @@ def test_heads_over_the_real_trunk_answer_with_the_same_bits_from_a_shared_prefi
     assert own_bytes(together["mean"].memory_bytes, together["mean"].parts, together["lm"].parts) < trunk_bytes / 100
 
 
-@pytest.mark.timeout(400)
 def test_a_replica_placed_in_int8_runs_in_int8() -> None:
     """From the declaration of the zoo through the fold and the row that a worker reads to the loaded engine."""
     declared = yaml.safe_load((SMOLLM2 / "model-spec.yaml").read_text())

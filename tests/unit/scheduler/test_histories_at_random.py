@@ -18,6 +18,7 @@ from sie_stream.control import ClusterRecord, SchedulerCommand
 from sie_stream.settings import Settings
 from tests.examples import rounds
 from tests.unit.scheduler.chaos import World
+from tests.waiting import PATIENCE_S
 
 SEEDS = rounds(60)
 TURNS = 120
@@ -86,7 +87,7 @@ def test_the_hash_seed_of_the_process_changes_nothing() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         ).stdout
         for hash_seed in ("1", "4242")
     ]

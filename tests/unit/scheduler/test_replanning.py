@@ -18,6 +18,7 @@ from scheduler.state import from_bytes, to_bytes
 from sie_stream.control import CordonWorker, RecordDecision, UndoDecision, WorkerExited
 from sie_stream.decisions import SolverRun
 from tests.unit.scheduler.kit import MIB, Cluster, decisions, fail, joined, kinds, spec_json
+from tests.waiting import PATIENCE_S
 
 ALIVE = (("w0", "a"), ("w1", "b"))
 
@@ -250,7 +251,7 @@ def test_the_same_plan_in_a_process_of_another_hash_seed() -> None:
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert ran.stdout.strip() == hashlib.sha256(msgspec.json.encode(waiting()[0].commands)).hexdigest()
