@@ -27,7 +27,7 @@ from sie_stream.records import LogWrite
 from sie_stream.replay.report import Report
 from sie_stream.settings import Settings
 from tests.integration.test_a_day_with_the_cli import PATIENT
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.integration
 MODELS = Path(".models").absolute()
@@ -169,7 +169,7 @@ def test_weights_that_are_not_those_any_more_are_refused_and_counted(shell: Shel
 
 def test_a_deleted_head_and_an_open_transaction_are_told(shell: Shell) -> None:
     """Version 1.0.0 cannot be had any more by now, so the answers that can be given are those of 2.0.0."""
-    writer = KafkaTransactionalWriter(shell.bootstrap, "test-replay")
+    writer = KafkaTransactionalWriter(shell.bootstrap, "test-replay", PATIENCE_MS)
     writer.init()
     writer.begin()
     writer.write([LogWrite(WORK, b"never committed", None, LANE)] * 3)
