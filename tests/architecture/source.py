@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,18 +98,22 @@ def parse(name: str, text: str) -> SourceFile:
 
 @functools.cache
 def project_files() -> tuple[SourceFile, ...]:
-    return tuple(_read(PACKAGES))
+    return _read(PACKAGES)
 
 
 @functools.cache
 def files_of_tests() -> tuple[SourceFile, ...]:
-    return tuple(_read(("tests",)))
+    return _read(("tests",))
 
 
-def _read(folders: tuple[str, ...]) -> Iterator[SourceFile]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield parse(path.relative_to(ROOT).as_posix(), path.read_text())
+def _read(folders: tuple[str, ...]) -> tuple[SourceFile, ...]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    gc.disable()  # it would go through all trees again and again while they grow, which takes five times the parsing
+    try:
+        return tuple(parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+    finally:
+        gc.freeze()  # they stay to the end
+        gc.enable()
 
 
 @functools.cache
