@@ -97,7 +97,7 @@ class TroubleBackend:
             case "large":
                 self._held = bytearray(2 << 30)
             case "await":
-                await_file(launch.config["file"])
+                await_file(str(launch.config["file"]))
             case "slow":
                 threading.Event().wait(1.5)
         return TroubleModel()
