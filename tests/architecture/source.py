@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,18 +59,29 @@ class SourceFile:
         return len(self.text.splitlines())
 
     @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Walked once, because a dozen rules look at every node of every file."""
+        return tuple(ast.walk(self.tree))
+
+    @functools.cached_property
     def imports(self) -> tuple[Import, ...]:
-        inside = {id(node) for function in self.functions for node in ast.walk(function)}
+        found = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        spans = [(function.lineno, function.end_lineno or 0) for function in self.functions]
         return tuple(
-            Import(module, node.lineno, id(node) in inside)
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Import | ast.ImportFrom)
+            Import(module, node.lineno, any(first <= node.lineno <= last for first, last in spans))
+            for node in found
             for module in imported(node)
         )
 
     @functools.cached_property
     def functions(self) -> tuple[FunctionNode, ...]:
-        return tuple(node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+        return tuple(node for node in self.nodes if isinstance(node, FunctionNode))
+
+    @functools.cached_property
+    def calls(self) -> tuple[tuple[str, ast.Call], ...]:
+        """Every call with its dotted name: `open`, `time.sleep`; computed callees have none and are left out."""
+        found = ((dotted(node.func), node) for node in self.nodes if isinstance(node, ast.Call))
+        return tuple((name, node) for name, node in found if name)
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -87,18 +98,22 @@ def parse(name: str, text: str) -> SourceFile:
 
 @functools.cache
 def project_files() -> tuple[SourceFile, ...]:
-    return tuple(_read(PACKAGES))
+    return _read(PACKAGES)
 
 
 @functools.cache
 def files_of_tests() -> tuple[SourceFile, ...]:
-    return tuple(_read(("tests",)))
+    return _read(("tests",))
 
 
-def _read(folders: tuple[str, ...]) -> Iterator[SourceFile]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield parse(path.relative_to(ROOT).as_posix(), path.read_text())
+def _read(folders: tuple[str, ...]) -> tuple[SourceFile, ...]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    gc.disable()  # it would go through all trees again and again while they grow, which takes five times the parsing
+    try:
+        return tuple(parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+    finally:
+        gc.freeze()  # they stay to the end
+        gc.enable()
 
 
 @functools.cache
@@ -115,15 +130,6 @@ def tracked_texts() -> dict[str, str]:
         except UnicodeDecodeError:
             continue
     return texts
-
-
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """Every call with its dotted name: `open`, `time.sleep`; computed callees have none and are left out."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = dotted(node.func)
-            if name:
-                yield name, node
 
 
 def dotted(node: ast.expr) -> str:

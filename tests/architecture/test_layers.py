@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from tests.architecture.source import PACKAGES, SourceFile, calls, dotted, parse, project_files
+from tests.architecture.source import PACKAGES, SourceFile, dotted, parse, project_files
 
 # Layers of sie_stream, lowest first; a module imports its own layer and lower ones. What is not named is a decision.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -184,7 +184,7 @@ def the_world_in_pure_files(source: SourceFile) -> Iterator[str]:
     for found in source.imports:
         if found.top in WORLD - excused:
             yield f"{source.name}:{found.line} is pure but imports {found.top}"
-    for name, node in calls(source.tree):
+    for name, node in source.calls:
         if name in WORLD_CALLS - excused:
             yield f"{source.name}:{node.lineno} is pure but calls {name}()"
 
@@ -193,7 +193,7 @@ def sets_into_outputs(source: SourceFile) -> Iterator[str]:
     """Iterating a set gives another order in another process. `sorted(...)` it first."""
     if not source.pure:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.For | ast.AsyncFor) and _is_set(node.iter):
             yield f"{source.name}:{node.lineno} loops over a set"
         if isinstance(node, ast.ListComp | ast.DictComp) and any(_is_set(part.iter) for part in node.generators):
@@ -241,10 +241,10 @@ def environment_reads(source: SourceFile) -> Iterator[str]:
     """Settings are read once, by env_settings; everybody else gets them as arguments."""
     if source.name == "sie_stream/edge/env_settings.py" or source.package == "zoo":
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Subscript) and dotted(node.value) == "os.environ":
             yield f"{source.name}:{node.lineno} reads os.environ[...]"
-    for name, node in calls(source.tree):
+    for name, node in source.calls:
         if name in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
             yield f"{source.name}:{node.lineno} calls {name}"
 
@@ -304,7 +304,7 @@ def test_exceptions_are_still_needed() -> None:
     by_name = {source.name: source for source in project_files()}
     for name, excused in EXCEPTIONS.items():
         source = by_name[name]
-        used = {found.top for found in source.imports} | {called for called, _ in calls(source.tree)}
+        used = {found.top for found in source.imports} | {called for called, _ in source.calls}
         assert excused <= used, f"{name} does not need {sorted(excused - used)} any more: remove it from EXCEPTIONS"
 
 

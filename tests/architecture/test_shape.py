@@ -11,7 +11,6 @@ from tests.architecture.source import (
     ROOT,
     FunctionNode,
     SourceFile,
-    calls,
     files_of_tests,
     parse,
     project_files,
@@ -108,7 +107,7 @@ def mocks(source: SourceFile) -> Iterator[str]:
 
 
 def sleeps(source: SourceFile) -> Iterator[str]:
-    for name, node in calls(source.tree):
+    for name, node in source.calls:
         if name in ("time.sleep", "sleep", "asyncio.sleep"):
             yield f"{source.name}:{node.lineno} calls {name}"
 

@@ -27,12 +27,12 @@ from sie_stream.ids import TopicPartition
 from sie_stream.records import LogWrite
 from sie_stream.settings import Settings
 from tests.chaos.careful_client import CarefulClient
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = ("wine-logreg", "wine-rf", "iris-knn", "diabetes-ridge", "digits-logreg", "breast-cancer-logreg")
 RATE = 60
 """Requests per second: enough that something is always in flight, little enough for a loaded machine."""
-READY_S = 180.0
+READY_S = 2 * PATIENCE_S
 TICK_S = 0.05
 LAST_LINES = 15
 TWO_OF_EACH = Layout(workers=2, ingress=2)
@@ -116,7 +116,7 @@ class EngineRoom:
 
     def _end_load(self) -> None:
         self._stopping.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the load does not end"
 
     def stop(self) -> None:

@@ -20,10 +20,11 @@ from sie_stream.control import InstanceRow
 from sie_stream.edge.tables import latest_values
 from tests.chaos.engine_room import EngineRoom, engine_room
 from tests.chaos.test_two_schedulers import await_another, leader, leading_process
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.chaos
 MODELS_DIR = Path(".models")
-STEP_S = 60.0
+STEP_S = PATIENCE_S
 SOME = 60
 
 

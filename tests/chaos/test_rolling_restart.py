@@ -12,11 +12,12 @@ from sie_stream.cli.cluster import Layout
 from sie_stream.cli.workers import worker_rows
 from sie_stream.control import DrainWorker, UncordonWorker
 from tests.chaos.engine_room import EngineRoom, engine_room
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.chaos
 MODELS_DIR = Path(".models")
 WORKERS = ("worker-0", "worker-1", "worker-2")
-STEP_S = 60.0
+STEP_S = PATIENCE_S
 
 
 def live_incarnation(room: EngineRoom, name: str) -> str:

@@ -11,10 +11,11 @@ from sie_stream.cli.audit_decisions import audited
 from sie_stream.cli.cluster import Layout
 from sie_stream.cli.workers import cluster_state
 from tests.chaos.engine_room import EngineRoom, engine_room
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.chaos
 MODELS_DIR = Path(".models")
-STEP_S = 60.0
+STEP_S = PATIENCE_S
 
 
 def leader(room: EngineRoom) -> str:

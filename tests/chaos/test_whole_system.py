@@ -13,10 +13,11 @@ from sie_stream.cli.workers import worker_rows
 from sie_stream.deadline import Deadline
 from sie_stream.edge.clock import SystemClock
 from tests.chaos.engine_room import EngineRoom, engine_room, whereabouts
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.chaos
 MODELS_DIR = Path(".models")
-RECOVERY_S = 60.0
+RECOVERY_S = PATIENCE_S
 BROKER_SLEEP_MS = 12_000
 SOME = 60
 """Answers that show that things flow again."""

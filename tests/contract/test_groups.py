@@ -8,7 +8,7 @@ from sie_stream.errors import Fenced, LogError, TransactionAborted
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupReader
 from sie_stream.records import LogRecord, LogWrite
-from tests.contract.world import Events, World, offset_at, values
+from tests.contract.world import SESSION_TIMEOUT_MS, Events, World, offset_at, values
 
 
 def member(
@@ -95,7 +95,7 @@ def test_a_member_of_the_past_cannot_commit(world: World) -> None:
     group = world.name("group")
     world.write(topic, [b"0"])
     zombie_writer = world.ready_writer()
-    zombie, _ = member(world, group, topic, idle_ms=2_000)
+    zombie, _ = member(world, group, topic, idle_ms=SESSION_TIMEOUT_MS)
     assert len(world.collect(zombie, 1)) == 1
     zombie_writer.begin()
     zombie_writer.write([LogWrite(output, b"from the zombie", None, 0)])

@@ -9,6 +9,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogRecord, LogWrite
 from tests.contract.world import World, values
+from tests.waiting import PATIENCE_MS
 
 
 def numbered(count: int, prefix: str = "v") -> list[bytes]:
@@ -28,7 +29,7 @@ def test_records_come_back_as_they_were_written(world: World) -> None:
             LogWrite(topic, b"\x00\xff", b"", 0),
         ]
     )
-    plain.flush(10_000)
+    plain.flush(PATIENCE_MS)
     found = world.read_all(topic, 4)
     assert [(record.offset, record.key, record.value, record.headers) for record in found] == [
         (0, b"key", b"value", headers),
@@ -184,7 +185,7 @@ def test_keys_land_on_the_same_partitions_as_everywhere(world: World) -> None:
     ]
     plain = world.plain()
     plain.write([LogWrite(topic, key, key) for key in keys])
-    plain.flush(10_000)
+    plain.flush(PATIENCE_MS)
     found = {record.key: record.partition for record in world.read_all(topic, len(keys), partitions=7)}
     murmur = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
     for key, signed in murmur.items():

@@ -182,7 +182,7 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_owner_fenced(world
     topic = world.topic()
     place = TopicPartition(topic, 0)
     reader = world.reader(world.name("group"))
-    writer = world.ready_writer(timeout_ms=1_000)
+    writer = world.ready_writer(timeout_ms=4_000)
     writer.begin()
     put(writer, topic, b"slow")
     writer.send_offsets(reader, {place: offset_at(1)})

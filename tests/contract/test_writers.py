@@ -7,6 +7,7 @@ import pytest
 from sie_stream.errors import RecordTooLarge, Retriable
 from sie_stream.records import LogWrite
 from tests.contract.world import RECORD_BYTES_MAX, World, values
+from tests.waiting import PATIENCE_MS
 
 
 def test_an_oversize_record_is_refused_before_anything_is_written(world: World) -> None:
@@ -51,7 +52,7 @@ def test_plain_records_are_there_after_flush(world: World) -> None:
     topic = world.topic(3)
     plain = world.plain()
     plain.write([LogWrite(topic, str(number).encode(), None, number % 3) for number in range(9)])
-    plain.flush(10_000)
+    plain.flush(PATIENCE_MS)
     assert len(world.read_all(topic, 9, partitions=3)) == 9
 
 
@@ -59,7 +60,7 @@ def test_plain_records_without_a_key_go_somewhere(world: World) -> None:
     topic = world.topic(3)
     plain = world.plain()
     plain.write([LogWrite(topic, b"x") for _ in range(5)])
-    plain.flush(10_000)
+    plain.flush(PATIENCE_MS)
     assert len(world.read_all(topic, 5, partitions=3)) == 5
 
 

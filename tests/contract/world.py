@@ -15,11 +15,12 @@ from sie_stream.ids import TopicPartition
 from sie_stream.ports import GroupReader, LogReader, PlainWriter, TopicAdmin, TopicSpec, TransactionalWriter
 from sie_stream.records import CommittedOffset, LogRecord, LogWrite
 from sie_stream.sim.log import SimLog
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_MS, wait_until
 from topics.edge.admin import KafkaAdmin
 
 T = TypeVar("T")
-SESSION_TIMEOUT_MS = 2_000
+SESSION_TIMEOUT_MS = 6_000
+TRANSACTION_TIMEOUT_MS = 60_000
 RECORD_BYTES_MAX = 100_000
 
 
@@ -68,7 +69,7 @@ class World(ABC):
         """A member that is not polled for `idle_ms` may lose its partitions."""
 
     @abstractmethod
-    def writer(self, transactional_id: str = "", timeout_ms: int = 10_000) -> TransactionalWriter:
+    def writer(self, transactional_id: str = "", timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> TransactionalWriter:
         """Not yet initialised."""
 
     @abstractmethod
@@ -90,7 +91,7 @@ class World(ABC):
 
     # ------------------------------------------------------------ in terms of the above
 
-    def ready_writer(self, transactional_id: str = "", timeout_ms: int = 10_000) -> TransactionalWriter:
+    def ready_writer(self, transactional_id: str = "", timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> TransactionalWriter:
         writer = self.writer(transactional_id, timeout_ms)
         writer.init()
         return writer
@@ -99,7 +100,7 @@ class World(ABC):
         """Outside transactions, delivered on return."""
         plain = self.plain()
         plain.write([LogWrite(topic, value, b"k", partition) for value in values])
-        plain.flush(10_000)
+        plain.flush(PATIENCE_MS)
 
     def collect(self, reader: Polled, count: int, records_max: int = 1_000) -> list[LogRecord]:
         """Poll until `count` records are there."""
@@ -138,7 +139,7 @@ class SimWorld(World):
     def group_reader(self, group: str, instance: str = "", idle_ms: int = 30_000) -> GroupReader:
         return self.log.group_reader(group, instance)
 
-    def writer(self, transactional_id: str = "", timeout_ms: int = 10_000) -> TransactionalWriter:
+    def writer(self, transactional_id: str = "", timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> TransactionalWriter:
         return self.log.transactional_writer(transactional_id or self.name("id"), timeout_ms, RECORD_BYTES_MAX)
 
     def plain(self) -> PlainWriter:
@@ -173,7 +174,7 @@ class KafkaWorld(World):
         return KafkaAdmin(self.bootstrap)
 
     def reader(self, group: str = "") -> LogReader:
-        reader = KafkaReader(self.bootstrap, group or self.name("group"), call_timeout_ms=3_000)
+        reader = KafkaReader(self.bootstrap, group or self.name("group"), call_timeout_ms=8_000)
         self.closing.append(reader.close)
         return reader
 
@@ -188,7 +189,7 @@ class KafkaWorld(World):
         self.closing.append(reader.close)
         return reader
 
-    def writer(self, transactional_id: str = "", timeout_ms: int = 10_000) -> TransactionalWriter:
+    def writer(self, transactional_id: str = "", timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> TransactionalWriter:
         writer = KafkaTransactionalWriter(
             self.bootstrap, transactional_id or self.name("id"), timeout_ms, record_bytes_max=RECORD_BYTES_MAX
         )

@@ -81,7 +81,6 @@ def reference(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
 
 
-@pytest.mark.timeout(400)
 def test_a_declared_adapter_answers_as_transformers_over_merged_weights_and_adds_only_its_matrices(
     tmp_path: Path,
 ) -> None:
@@ -98,7 +97,6 @@ def test_a_declared_adapter_answers_as_transformers_over_merged_weights_and_adds
     assert added < 2 * (adapter / "adapter_model.safetensors").stat().st_size < base.memory_bytes / 50
 
 
-@pytest.mark.timeout(400)
 def test_an_activated_adapter_goes_on_from_blocks_of_its_base_with_the_same_bits(tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
     call = tokenizer.encode("Verdict:", add_special_tokens=False)

@@ -39,6 +39,7 @@ from sie_stream.rollout_records import GoldenRequest
 from tests.decoders.adapters import RANK, write_adapter
 from tests.decoders.families import ask, save, with_tokenizer
 from tests.libraries.backends.launching import launch
+from tests.waiting import PATIENCE_S
 
 SLOT = 3
 
@@ -49,8 +50,9 @@ class Engine:
     def __init__(self, backend: TorchBackend) -> None:
         ours, theirs = socket.socketpair()
         self._socket = ours
+        self.heard_early: list[FromEngine] = []
         self._end = EngineSocket(ours)
-        ours.settimeout(60)
+        ours.settimeout(PATIENCE_S)
         clock = SystemClock()
         self._thread = Thread(target=self._serve, args=(EngineProcess(backend, EngineSocket(theirs), clock),))
         self._thread.start()
@@ -65,6 +67,8 @@ class Engine:
 
     def hear(self) -> FromEngine:
         """The next message that answers something."""
+        if self.heard_early:
+            return self.heard_early.pop(0)
         while isinstance(message := decode_from_engine(self._end.receive()), Stepped):
             pass
         return message
@@ -78,7 +82,7 @@ class Engine:
 
     def close(self) -> None:
         self._socket.close()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -101,8 +105,11 @@ def run(batch_id: int, *items: EngineInput) -> Run:
 
 def test_requests_join_those_that_run_and_are_answered_as_they_end(engine: Engine, talkative: Path) -> None:
     assert engine.load(talkative).sequences_max == 4
-    engine.tell(run(1, ask("long", [5], max_tokens=150)))
-    engine.tell(run(2, ask("short", [5, 9], max_tokens=3)), run(3, ask("refused", [], max_tokens=1)))
+    engine.tell(
+        run(1, ask("long", [5], max_tokens=150)),
+        run(2, ask("short", [5, 9], max_tokens=3)),
+        run(3, ask("refused", [], max_tokens=1)),
+    )
     heard = [engine.hear() for _ in range(3)]
     assert all(isinstance(message, Answers) for message in heard)
     by_batch = {message.batch_id: message for message in heard if isinstance(message, Answers)}

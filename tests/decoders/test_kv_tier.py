@@ -214,7 +214,6 @@ def events_until(engines: EngineLinks, kind: type[EngineEvent], count: int = 1) 
     raise AssertionError(f"no {kind.__name__}: {found}")
 
 
-@pytest.mark.timeout(400)
 def test_an_engine_that_is_killed_and_its_requests_go_on(writer: Path, engines: EngineLinks) -> None:
     items = [
         msgspec.structs.replace(ask(f"r{n}", prompt, seed=n, max_tokens=100, temperature=0.9), stream=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -35,12 +36,14 @@ from tests.libraries.backends.launching import launch
 
 LONG = 150
 PLENTY = 1 << 30
+SLOW_STEP_S = 0.1
 
 
 class CountingBackend(TorchBackend):
-    """Counts the tokens that its networks compute."""
+    """Counts the tokens that its networks compute, and computes as slowly as it is asked to."""
 
     computed = 0
+    pause_s = 0.0
 
     def load(self, launch: ModelLaunch) -> LoadedModel:
         model = super().load(launch)
@@ -49,6 +52,7 @@ class CountingBackend(TorchBackend):
 
         def counting(chunks: Any, rows: Any) -> Any:
             self.computed += sum(chunk.count for chunk in chunks)
+            Event().wait(self.pause_s)
             return compute(chunks, rows)
 
         model._runner.run = counting  # type: ignore[method-assign]
@@ -75,6 +79,10 @@ class Pair:
         for engine in self.engines:
             loaded(engine, folder, **config)
 
+    def slow_source(self, pause_s: float = SLOW_STEP_S) -> None:
+        """So slow that nothing ends while messages are on their way, however long the test's own thread has to wait."""
+        self.backends[0].pause_s = pause_s
+
     @property
     def computed(self) -> int:
         return sum(backend.computed for backend in self.backends)
@@ -99,21 +107,27 @@ def streaming(request_id: str = "a", **changes: Any) -> EngineInput:
 
 
 def until(engine: Engine, kind: type[FromEngine]) -> tuple[FromEngine, list[int]]:
-    """The first message of that kind, and the tokens told before it."""
+    """The first message of that kind, and the tokens told before it. What comes of others meanwhile is heard later."""
     told: list[int] = []
+    others: list[FromEngine] = []
     while not isinstance(message := engine.hear(), kind):
-        assert isinstance(message, Deltas), message
-        told += [token for delta in message.deltas for token in delta.token_ids]
+        if isinstance(message, Deltas):
+            told += [token for delta in message.deltas for token in delta.token_ids]
+        else:
+            others.append(message)
+    engine.heard_early[:0] = others
     return message, told
 
 
 def exported(pair: Pair, item: EngineInput, bytes_max: int = PLENTY) -> tuple[bytes | None, list[int]]:
     """The image of a request that has some tokens, and those told of it."""
     source = pair.engines[0]
+    pair.slow_source()
     source.tell(run(1, item))
     early = [until(source, Deltas)[0] for _ in range(2)]
     source.tell(Export([1], bytes_max))
     found, late = until(source, Exported)
+    pair.slow_source(0)
     assert isinstance(found, Exported)
     assert found.batch_id == 1
     told = [delta for one in early if isinstance(one, Deltas) for delta in one.deltas]
@@ -148,6 +162,7 @@ def test_a_prompt_goes_on_in_its_middle(pair: Pair, talkative: Path) -> None:
     item = ask("a", prompts([60])[0], max_tokens=5)
     wanted = load(talkative, repeatable=True).run([item])[0]
     source, target = pair.engines
+    pair.slow_source()
     source.tell(run(1, item), Export([1], PLENTY))
     moved = source.hear()
     assert isinstance(moved, Exported)
@@ -205,6 +220,7 @@ def test_of_several_those_go_that_fit_and_the_rest_stays(pair: Pair, talkative: 
     pair.load(talkative)
     source = pair.engines[0]
     items = [msgspec.structs.replace(ask(f"r{n}", [5 + n], max_tokens=LONG), stream=True) for n in range(2)]
+    pair.slow_source()
     source.tell(run(1, items[0]), run(2, items[1]), run(3, *(ask(f"s{n}", [7], max_tokens=LONG) for n in range(2))))
     until(source, Deltas)
     # 99 was never there. 3 are two requests in one batch: the host makes none such of a movable model.
@@ -215,6 +231,7 @@ def test_of_several_those_go_that_fit_and_the_rest_stays(pair: Pair, talkative: 
         assert isinstance(one, Exported)
         kept[one.batch_id] = one.image is None
     assert kept == {99: True, 3: True, 1: False, 2: False}
+    pair.slow_source(0)
     answers, _ = until(source, Answers)
     assert isinstance(answers, Answers)
     assert answers.batch_id == 3
@@ -223,6 +240,7 @@ def test_of_several_those_go_that_fit_and_the_rest_stays(pair: Pair, talkative: 
 def test_a_model_that_is_to_go_goes_when_its_last_request_was_moved(pair: Pair, talkative: Path) -> None:
     pair.load(talkative)
     source = pair.engines[0]
+    pair.slow_source()
     source.tell(run(1, streaming()), Unload(SLOT), Export([1], PLENTY))
     found, _ = until(source, Exported)
     assert isinstance(found, Exported)

@@ -52,7 +52,6 @@ def requests(seed: int) -> list[EngineInput]:
     return [msgspec.structs.replace(item, stream=n in (1, 3, 5)) for n, item in enumerate(items)]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("seed", "often"), [(0, 0.25), (1, 1.0)])
 def test_answers_have_the_same_bits_however_often_they_were_moved(seed: int, often: float) -> None:
     items = requests(seed)
@@ -68,7 +67,6 @@ def test_answers_have_the_same_bits_however_often_they_were_moved(seed: int, oft
     assert told == wanted_told
 
 
-@pytest.mark.timeout(600)
 def test_a_pool_that_is_too_small_swaps_and_changes_no_answer() -> None:
     items = requests(2)
     config: dict[str, Any] = {"repeatable": True, "threads": 1, "context_tokens": 128}

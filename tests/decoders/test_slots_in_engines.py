@@ -33,8 +33,6 @@ DEVICE = "cpu:0"
 TORCH = EngineKey(DEVICE, "torch")
 MIB = 1024 * 1024
 ROUNDS = 4
-START_S = 120.0
-"""An engine process imports torch first, and others may be using the machine."""
 PROMPT = [5, 9, 11]
 DECODER = {"kind": "text_generation", "max_tokens": 6, "kv_mb": 1}
 
@@ -53,7 +51,7 @@ class Engines:
             self._said[at].extend(self.links[at].poll(20))
             return [event for event in self._said[at] if isinstance(event, kind)]
 
-        event = wait_until(found, kind.__name__, START_S)[0]
+        event = wait_until(found, kind.__name__)[0]
         self._said[at].remove(event)
         return event
 

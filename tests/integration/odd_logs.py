@@ -138,7 +138,7 @@ class OddLog(Installation):
             refused = sum(not one.provenance.work_topic for one in self.results())
             return found if len(found) + refused >= count else None
 
-        found = wait_until(taken, f"{count} requests to be routed", 60)
+        found = wait_until(taken, f"{count} requests to be routed")
         assert found is not None
         return found
 

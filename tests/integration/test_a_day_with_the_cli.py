@@ -19,12 +19,16 @@ import pytest
 from sie_stream import Client, Request, RequestFailed
 from sie_stream.edge.broker_home import free_port
 from sie_stream.edge.supervisor import RunState, process_alive
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 MODELS = Path(".models").absolute()
 MODEL = "wine-logreg"
 ROOT = Path(__file__).parents[2]
+
+
+PATIENT = {"SIE_STREAM_WORKER_LOST_AFTER_MS": "30000"}
+"""A worker that gets no processor for two seconds is not lost. One that ends is: its supervisor sees it."""
 
 
 class Shell:
@@ -33,12 +37,12 @@ class Shell:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
         self.metrics_port = free_port()
-        self.env = {**os.environ, "SIE_STREAM_STATE_DIR": str(state_dir), "COLUMNS": "200"}
+        self.env = {**os.environ, **PATIENT, "SIE_STREAM_STATE_DIR": str(state_dir), "COLUMNS": "200"}
 
     def run(self, *arguments: str, code: int = 0, text: str | None = None) -> str:
         command = [sys.executable, "-m", "sie_stream.cli.main", *arguments]
         done = subprocess.run(
-            command, env=self.env, input=text, capture_output=True, text=True, timeout=240, check=False
+            command, env=self.env, input=text, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
         )
         assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr if code else done.stdout
@@ -48,7 +52,9 @@ class Shell:
 
     def script(self, name: str, *arguments: str) -> str:
         command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=True).stdout
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True
+        ).stdout
 
     @property
     def bootstrap(self) -> str:
@@ -69,7 +75,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield here
     finally:
         here.run("down")
-    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone", 20)
+    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone")
 
 
 def test_without_an_engine_commands_say_how_to_start_one(tmp_path: Path) -> None:
@@ -143,11 +149,11 @@ def test_what_happened_can_be_watched_and_scraped(shell: Shell) -> None:
     assert model["requests"] >= len((MODELS / MODEL / "samples.jsonl").read_text().splitlines())
 
     def answered() -> bool:
-        with urlopen(f"http://127.0.0.1:{shell.metrics_port}/metrics", timeout=10) as page:
+        with urlopen(f"http://127.0.0.1:{shell.metrics_port}/metrics", timeout=PATIENCE_S) as page:
             text = page.read().decode()
         return f'inference_latency_seconds_count{{model_id="{MODEL}"' in text and "sie_device_up{" in text
 
-    wait_until(answered, "metrics to tell of the answers", 20)
+    wait_until(answered, "metrics to tell of the answers")
 
 
 def test_topics_and_doctor_are_content(shell: Shell) -> None:
@@ -237,9 +243,9 @@ def test_the_sdk_says_what_was_wrong_and_repeats_are_answered_once(shell: Shell)
         assert refused.value.result.error.field.endswith("alcohol")
         again = [Request(model=MODEL, inputs=row, request_id=f"repeat-{n}") for n, row in enumerate(rows)]
         for submission in client.submit_many(again):
-            assert submission.result(60).ok
+            assert submission.result(PATIENCE_S).ok
         client.submit_many(again)
-        assert client.score(MODEL, rows[0], timeout_s=60).ok
+        assert client.score(MODEL, rows[0], timeout_s=PATIENCE_S).ok
         seen = [result.request_id for result in client.results() if result.request_id.startswith("repeat-")]
     assert sorted(seen) == sorted(set(seen))
 
@@ -258,6 +264,6 @@ def test_delete_takes_the_route_away(shell: Shell) -> None:
 
     def refused() -> bool:
         with Client(shell.bootstrap) as client:
-            return client.submit(MODEL, json.loads(row)).result(60).error is not None
+            return client.submit(MODEL, json.loads(row)).result(PATIENCE_S).error is not None
 
-    wait_until(refused, "requests to be refused", 30)
+    wait_until(refused, "requests to be refused")

@@ -17,20 +17,20 @@ from confluent_kafka.cimpl import NewTopic
 
 from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker, prepare
 from sie_stream.edge.kafka_jars import JARS, BrokerFailed, check_digest, ensure_jars, jars_dir
-from tests.waiting import wait_until, within
+from tests.waiting import PATIENCE_S, wait_until, within
 
 pytestmark = pytest.mark.integration
 
 
 def create_topic(bootstrap_servers: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=20)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=PATIENCE_S)
 
 
 def produce(bootstrap_servers: str, topic: str, value: bytes) -> None:
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     producer.produce(topic, value, key=b"k")
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 def read_all(bootstrap_servers: str, topic: str, count: int) -> list[bytes | None]:
@@ -59,25 +59,25 @@ def test_a_record_comes_back(kafka: EmbeddedBroker) -> None:
 
 def test_restart_and_kill_keep_data_and_address_and_stop_leaves_nothing(tmp_path: Path) -> None:
     config = BrokerConfig(data_dir=tmp_path / "broker", heap_mb=256)
-    with EmbeddedBroker.start(config, within(90)) as broker:
+    with EmbeddedBroker.start(config, within(PATIENCE_S)) as broker:
         address, first = broker.bootstrap_servers, broker.pid
         create_topic(address, "kept")
         produce(address, "kept", b"one")
 
-        broker.restart(within(90))
+        broker.restart(within(PATIENCE_S))
         assert broker.bootstrap_servers == address
         assert broker.pid != first
         produce(address, "kept", b"two")
 
         broker.kill()
         assert not broker.alive
-        broker.restart(within(90))
+        broker.restart(within(PATIENCE_S))
         assert read_all(address, "kept", 2) == [b"one", b"two"]
         last = broker.pid
     assert not psutil.pid_exists(last)
     assert [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])] == []
 
-    with EmbeddedBroker.start(config, within(90)) as again:
+    with EmbeddedBroker.start(config, within(PATIENCE_S)) as again:
         assert again.bootstrap_servers == address
         assert read_all(address, "kept", 2) == [b"one", b"two"]
 
@@ -92,8 +92,9 @@ def test_a_folder_in_use_is_refused_and_an_orphan_is_replaced(tmp_path: Path) ->
     script = (
         "import sys; from pathlib import Path\n"
         "from sie_stream.edge.broker import BrokerConfig, EmbeddedBroker\n"
-        "from tests.waiting import within\n"
-        "print(EmbeddedBroker.start(BrokerConfig(Path(sys.argv[1]), heap_mb=256), within(90)).pid, flush=True)\n"
+        "from tests.waiting import PATIENCE_S, within\n"
+        "broker = EmbeddedBroker.start(BrokerConfig(Path(sys.argv[1]), heap_mb=256), within(PATIENCE_S))\n"
+        "print(broker.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
     starter = subprocess.Popen(
@@ -103,11 +104,11 @@ def test_a_folder_in_use_is_refused_and_an_orphan_is_replaced(tmp_path: Path) ->
         assert starter.stdout is not None
         orphan = int(starter.stdout.readline())
         with pytest.raises(BrokerFailed, match=f"pid {orphan}"):
-            EmbeddedBroker.start(BrokerConfig(data_dir), within(90))
+            EmbeddedBroker.start(BrokerConfig(data_dir), within(PATIENCE_S))
     finally:
         starter.send_signal(signal.SIGKILL)
         starter.communicate()
-    with EmbeddedBroker.start(BrokerConfig(data_dir, heap_mb=256), within(90)) as broker:
+    with EmbeddedBroker.start(BrokerConfig(data_dir, heap_mb=256), within(PATIENCE_S)) as broker:
         assert broker.pid != orphan
         assert not psutil.pid_exists(orphan)
 

@@ -16,6 +16,7 @@ from gpu_worker.edge.engine_link import EngineLinks
 from gpu_worker.engine_port import BatchCompleted, BatchFailed, EngineDied, LoadFailed, ModelLoaded
 from gpu_worker.isolation import EngineLimits
 from tests.integration.test_engine_process import PACKAGE, ROOT, Engines
+from tests.waiting import PATIENCE_S
 
 LIMIT_BYTES = 1 << 30
 
@@ -116,5 +117,5 @@ def test_a_server_that_an_engine_starts_has_no_limit_of_the_engine_s() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, hard))
 
     command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), sys.executable, "-c", code]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, preexec_fn=lowered)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, preexec_fn=lowered)
     assert int(said.stdout) == resource.getrlimit(resource.RLIMIT_DATA)[1]

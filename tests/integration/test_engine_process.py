@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -242,14 +243,16 @@ def test_a_warm_up_that_fails_fails_the_load(engines: Engines) -> None:
     assert failed.code == "warmup_failed"
 
 
-def test_a_load_does_not_stop_other_models(engines: Engines) -> None:
+def test_a_load_does_not_stop_other_models(engines: Engines, tmp_path: Path) -> None:
     engines.load()
     engines.wait_for(ModelLoaded)
-    engines.load(slot=2, config={"load": "slow"})
+    gate = tmp_path / "gate"
+    engines.load(slot=2, config={"load": "await", "file": str(gate)})
     for number in range(20):
         engines.run(number, '{"x":1}')
     engines.wait_for(BatchCompleted, 20)
     assert sum(isinstance(event, ModelLoaded) for event in engines.said) == 1
+    gate.touch()
     engines.wait_for(ModelLoaded, 2)
 
 
@@ -262,14 +265,16 @@ def test_a_model_unloaded_while_it_loads_is_never_reported(engines: Engines) -> 
     assert loaded.slot == 2
 
 
-def test_a_busy_engine_never_blocks_the_host(engines: Engines) -> None:
+def test_a_busy_engine_never_blocks_the_host(engines: Engines, tmp_path: Path) -> None:
     engines.load()
     engines.wait_for(ModelLoaded)
-    engines.run(1, '{"do":"sleep","seconds":1}')
+    gate = tmp_path / "gate"
+    engines.run(1, json.dumps({"do": "await", "file": str(gate)}))
     big = '{"x":"' + "y" * 200_000 + '"}'
     for number in range(2, 12):
         engines.run(number, *([big] * 10))  # 20 MB, far more than a socket buffers
     assert not any(isinstance(event, BatchCompleted) for event in engines.links.poll(0))
+    gate.touch()
     done = engines.wait_for(BatchCompleted, 11)
     assert isinstance(done, BatchCompleted)
     assert len(done.outputs) == 10

@@ -14,7 +14,7 @@ from sie_stream.errors import LogError
 from sie_stream.ids import TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import CommittedOffset, LogWrite
-from tests.waiting import wait_until, within
+from tests.waiting import PATIENCE_S, wait_until, within
 from topics.edge.admin import KafkaAdmin
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def test_transactions_and_reading_go_on_after_a_broker_restart(tmp_path: Path) -> None:
     """Guards metadata.recovery.strategy=none: without it, sending offsets after the restart hangs for good."""
     place = TopicPartition("restart", 0)
-    with EmbeddedBroker.start(BrokerConfig(data_dir=tmp_path), within(120)) as broker:
+    with EmbeddedBroker.start(BrokerConfig(data_dir=tmp_path), within(PATIENCE_S)) as broker:
         KafkaAdmin(broker.bootstrap_servers).ensure([TopicSpec("restart", 1, {})])
         reader = KafkaReader(broker.bootstrap_servers, "restart-group")
         reader.assign({place: 0})
@@ -46,7 +46,7 @@ def test_transactions_and_reading_go_on_after_a_broker_restart(tmp_path: Path) -
         wait_until(lambda: has_read(1), "the first record")
         broker.kill()
         assert reader.poll(100, 1_000) == []
-        broker.restart(within(120))
+        broker.restart(within(PATIENCE_S))
         promise(2)
         promise(3)
         wait_until(lambda: has_read(3), "the records after the restart")
@@ -58,7 +58,7 @@ def test_transactions_and_reading_go_on_after_a_broker_restart(tmp_path: Path) -
 def test_a_client_whose_broker_went_for_good_closes_within_its_time(tmp_path: Path) -> None:
     """librdkafka's own close() of a producer with an open transaction would wait for ever."""
     place = TopicPartition("gone", 0)
-    with EmbeddedBroker.start(BrokerConfig(data_dir=tmp_path), within(120)) as broker:
+    with EmbeddedBroker.start(BrokerConfig(data_dir=tmp_path), within(PATIENCE_S)) as broker:
         KafkaAdmin(broker.bootstrap_servers).ensure([TopicSpec("gone", 1, {})])
         reader = KafkaReader(broker.bootstrap_servers, "gone-group")
         reader.assign({place: 0})
@@ -76,4 +76,4 @@ def test_a_client_whose_broker_went_for_good_closes_within_its_time(tmp_path: Pa
         started_s = time.monotonic()
         writer.close()
         reader.close()
-        assert time.monotonic() - started_s < 3 * CLOSE_S
+        assert time.monotonic() - started_s < 10 * CLOSE_S, "it did not wait for ever"

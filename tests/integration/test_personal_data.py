@@ -17,7 +17,7 @@ from sie_stream.settings import Settings
 from tests.integration.test_a_day_with_the_cli import Shell
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 MODELS = Path(".models").absolute()
 MODEL = "iris-logreg"
 FLOWER = {"sepal_length_cm": 5.1, "sepal_width_cm": 2.5, "petal_length_cm": 3.0, "petal_width_cm": 1.1}
@@ -54,7 +54,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield here
     finally:
         here.run("down")
-    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone", 20)
+    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone")
 
 
 def asked(shell: Shell, customer: str, request_id: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sie_stream.settings import Settings
 from tests.integration.test_ingress import Installation
 from tests.unit.processors.kit import route
 from tests.unit.processors.test_egress import raw
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 from topics.edge.admin import KafkaAdmin
 
 pytestmark = pytest.mark.integration
@@ -43,7 +43,7 @@ def process(settings: Settings, module: str, *arguments: str) -> Iterator[subpro
         assert json.loads(line)["event"] == "ready"
         yield started
         started.terminate()
-        assert started.wait(20) == 0
+        assert started.wait(PATIENCE_S) == 0
     finally:
         started.kill()
         started.wait()
@@ -57,19 +57,19 @@ def test_egress_finishes_each_output_once_across_a_kill(kafka: EmbeddedBroker) -
     def produce(first: int) -> None:
         outputs = [raw(f"r{number}") for number in range(first, first + 50)]
         here.writer.write([LogWrite(here.names.outputs, codec.encode_raw_output(one), b"k") for one in outputs])
-        here.writer.flush(10_000)
+        here.writer.flush(PATIENCE_MS)
 
     with here.reader_of(here.names.results) as results:
         with process(here.settings, "processors.egress.main", "--id", "0") as dying:
             produce(0)
-            wait_until(lambda: len(results.results()) >= 50, "the first results", 60)
+            wait_until(lambda: len(results.results()) >= 50, "the first results")
             produce(50)
             dying.kill()
             dying.wait()
             dying.returncode = 0  # it was told to
         with process(here.settings, "processors.egress.main", "--id", "0"):
             produce(100)
-            wait_until(lambda: len(results.results()) >= 150, "all results", 60)
+            wait_until(lambda: len(results.results()) >= 150, "all results")
         assert sorted(one.request_id for one in results.results()) == sorted(f"r{number}" for number in range(150))
 
 
@@ -93,14 +93,14 @@ def test_the_bridge_carries_requests_in_and_results_out(kafka: EmbeddedBroker) -
             LogWrite("there.orders", b'{"x": "wrong"}', b"k"),
         ]
     )
-    here.writer.flush(10_000)
+    here.writer.flush(PATIENCE_MS)
     with (
         process(here.settings, "processors.bridge.main"),
         process(here.settings, "processors.ingress.main", "--id", "0"),
         here.reader_of(here.names.work("wine")) as work,
         here.reader_of("there.scores") as scores,
     ):
-        wait_until(lambda: sum(work.work_ids().values()) == 1, "the work item", 60)
-        wait_until(lambda: len(scores.more()) == 1, "the result elsewhere", 60)
+        wait_until(lambda: sum(work.work_ids().values()) == 1, "the work item")
+        wait_until(lambda: len(scores.more()) == 1, "the result elsewhere")
         assert list(work.work_ids()) == [f"src:{cluster_tag(elsewhere)}/there.orders:0:0:mi-wine"]
         assert json.loads(scores.records[0].value or b"")["error"]["code"] == "wrong_type"

@@ -26,9 +26,10 @@ from sie_stream.errors import ConfigError
 from sie_stream.records import LogWrite
 from sie_stream.replay.report import Report
 from sie_stream.settings import Settings
-from tests.waiting import wait_until
+from tests.integration.test_a_day_with_the_cli import PATIENT
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 MODELS = Path(".models").absolute()
 MODEL, OTHER = "wine-logreg", "wine-rf"
 WORK = f"sie.work.{MODEL}"
@@ -42,11 +43,13 @@ class Shell:
     def __init__(self, state_dir: Path, models: Path) -> None:
         self.state_dir = state_dir
         self.models = models
-        self.env = {**os.environ, "SIE_STREAM_STATE_DIR": str(state_dir), "COLUMNS": "200"}
+        self.env = {**os.environ, **PATIENT, "SIE_STREAM_STATE_DIR": str(state_dir), "COLUMNS": "200"}
 
     def run(self, *arguments: str, code: int = 0) -> str:
         command = [sys.executable, "-m", "sie_stream.cli.main", *arguments]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+        )
         assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -102,7 +105,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield here
     finally:
         here.run("down")
-    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone", 20)
+    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone")
 
 
 def test_as_it_was_every_answer_is_the_same_bits(shell: Shell, tmp_path: Path) -> None:
@@ -166,19 +169,19 @@ def test_weights_that_are_not_those_any_more_are_refused_and_counted(shell: Shel
 
 def test_a_deleted_head_and_an_open_transaction_are_told(shell: Shell) -> None:
     """Version 1.0.0 cannot be had any more by now, so the answers that can be given are those of 2.0.0."""
-    writer = KafkaTransactionalWriter(shell.bootstrap, "test-replay")
+    writer = KafkaTransactionalWriter(shell.bootstrap, "test-replay", PATIENCE_MS)
     writer.init()
     writer.begin()
     writer.write([LogWrite(WORK, b"never committed", None, LANE)] * 3)
     admin = AdminClient({"bootstrap.servers": shell.bootstrap})
     for deleted in admin.delete_records([ClientPartition(WORK, LANE, 10)]).values():
-        deleted.result(30)
+        deleted.result(PATIENCE_S)
 
     def held_back() -> Report | None:
         found = shell.replay(model=MODEL)
         return found if any("open transaction" in note for note in found.notes) else None
 
-    report = wait_until(held_back, "the open transaction to hold records back", 30)
+    report = wait_until(held_back, "the open transaction to hold records back")
     assert report is not None
     assert (report.replayed, report.equal) == (20, 20)
     gone = report.causes["retention"]

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "tests" / "unit" / "worker" / "backend_package"
 SERVICE_TYPES = {"drawn": "classification", "written": "text-generation"}
 """Ingress gives requests to models that generate a seed, and no others."""
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 
 
 def declaration(folder: Path, name: str) -> Path:

@@ -28,9 +28,9 @@ from sie_stream.edge.keyring import Keyring, add_kek, create_keyring
 from sie_stream.records import LogWrite
 from sie_stream.replay.report import Report
 from tests.integration.odd_logs import FLUSH_S, MODEL, OddLog, framed, now_ms, petals
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 HOUR_MS = 3_600_000
 TRAIT = [{"name": "petal_length_cm", "type": "double"}, {"name": "petal_width_cm", "type": "double"}]
 FLOWER = {"type": "record", "name": "Flower", "fields": TRAIT}
@@ -62,7 +62,7 @@ def test_every_form_of_request_between_aborted_transactions(kafka: EmbeddedBroke
             for version, text in ((1, FIRST), (2, SECOND))
         ]
     )
-    here.writer.flush(10_000)
+    here.writer.flush(PATIENCE_MS)
     released = json.loads(schema_text("InferenceRequest"))
     requests, event_ms = here.names.requests, now_ms() - 48 * HOUR_MS
 
@@ -110,13 +110,13 @@ def test_every_form_of_request_between_aborted_transactions(kafka: EmbeddedBroke
 def eager_cleaner(broker: EmbeddedBroker) -> Iterator[AdminClient]:
     """The log cleaner looks for work every 50 ms instead of every 15 s."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    (number,) = admin.list_topics(timeout=10).brokers
+    (number,) = admin.list_topics(timeout=PATIENCE_S).brokers
 
     def change(how: AlterConfigOpType) -> None:
         entry = ConfigEntry("log.cleaner.backoff.ms", "50", incremental_operation=how)
         asked = ConfigResource(ResourceType.BROKER, str(number), incremental_configs=[entry])
         for changed in admin.incremental_alter_configs([asked]).values():
-            changed.result(30)
+            changed.result(PATIENCE_S)
 
     change(AlterConfigOpType.SET)
     yield admin
@@ -144,7 +144,7 @@ def test_requests_that_compaction_removed_are_replayed_from_their_work(kafka: Em
 
     with eager_cleaner(kafka) as admin, here.ingress("0"):
         for made in admin.create_topics([NewTopic(ORDERS, 2, 1, config=COMPACTED)]).values():
-            made.result(30)
+            made.result(PATIENCE_S)
         for number in range(6):
             order(number, f"k{number}", old_ms, 0)
         order(6, "kept", old_ms, 1)
@@ -158,7 +158,7 @@ def test_requests_that_compaction_removed_are_replayed_from_their_work(kafka: Em
             order(15, "last", now + 10_000, partition)
         here.answer(here.routed(17)[len(old) :])
         kept = {(0, offset) for offset in range(6, 13)} | {(1, 0), (1, 2), (1, 3)}
-        wait_until(lambda: {(one.partition, one.offset) for one in here.records(ORDERS)} == kept, "compaction", 60)
+        wait_until(lambda: {(one.partition, one.offset) for one in here.records(ORDERS)} == kept, "compaction")
     for question, count, causes in (
         ({}, 16, {"retention": 1}),
         ({"first": "0"}, 16, {"retention": 1}),
@@ -195,7 +195,7 @@ def test_open_transactions_hold_back_what_is_behind_them_and_deleted_heads_are_t
         opened.abort_transaction(FLUSH_S)
         opened = here.transaction([LogWrite(here.work, late[0].value, None, late[0].partition)])
         send(6, 2)
-        report = wait_until(lambda: held_back(here), "committed work behind an open transaction", 60)
+        report = wait_until(lambda: held_back(here), "committed work behind an open transaction")
         assert report is not None
         assert (report.replayed, report.equal, report.causes) == (6, 6, {})
         opened.abort_transaction(FLUSH_S)
@@ -232,7 +232,7 @@ def held_back(here: OddLog) -> Report | None:
 
 def delete_below(admin: AdminClient, topic: str, partition: int, offset: int) -> None:
     for deleted in admin.delete_records([ClientPartition(topic, partition, offset)]).values():
-        deleted.result(30)
+        deleted.result(PATIENCE_S)
 
 
 def test_answers_from_before_and_after_a_rotation_and_of_a_shredded_person(

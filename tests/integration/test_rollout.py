@@ -19,8 +19,9 @@ from sie_stream.cli.rollout_view import history_rows
 from sie_stream.edge.connection import Connection
 from sie_stream.edge.supervisor import RunState
 from tests.integration.test_a_day_with_the_cli import MODELS, Shell
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 MODEL = "wine-rf"
 ROLLOUT = {"steps": [50, 100], "hold_ms": 500, "samples_min": 30, "gates": {"p99_ratio_max": 100.0}}
 """What is tested is the way of each version, on any machine: how slow may be is tests/unit/scheduler's business."""
@@ -55,7 +56,7 @@ class Traffic:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
 
     def _run(self) -> None:
         rows = itertools.cycle(self.rows)
@@ -63,7 +64,7 @@ class Traffic:
             while not self._stop.is_set():
                 sent = client.submit_many([Request(model=MODEL, inputs=next(rows)) for _ in range(40)])
                 for submission in sent:
-                    result = submission.result(60)
+                    result = submission.result(PATIENCE_S)
                     self.statuses[result.status] = self.statuses.get(result.status, 0) + 1
                     self.variants[result.variant] = self.variants.get(result.variant, 0) + 1
 
@@ -80,14 +81,14 @@ def declaration(folder: Path, version: str, source: str = MODEL, **fields: Any) 
     return path
 
 
-def ended(shell: Shell, version: str, seconds: float) -> dict[str, Any]:
+def ended(shell: Shell, version: str) -> dict[str, Any]:
     """The rollout of this version, once it ended."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     for state in followed(Connection.open(shell.bootstrap)):
         for row in history_rows(state, MODEL):
             if row["version"] == version:
                 return row
-        assert time.monotonic() < deadline, f"the rollout of {version} did not end within {seconds:g} s"
+        assert time.monotonic() < deadline, f"the rollout of {version} did not end within {PATIENCE_S:g} s"
     raise AssertionError("the log ended")
 
 
@@ -96,7 +97,7 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
         shell.run("apply", "-f", str(declaration(tmp_path, "2.0.0")))
         [row] = shell.json("rollout", "status", MODEL)
         assert row["version"] == "1.0.0 -> 2.0.0"
-        good = ended(shell, "2.0.0", 90)
+        good = ended(shell, "2.0.0")
         assert good["ending"] == "completed", good["why"]
         assert [one["share"] for one in good["steps"]] == ["50 %", "100 %"]
         assert shell.json("get", "models")[0]["version"] == "2.0.0"
@@ -104,7 +105,7 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
         golden = json.loads((MODELS / MODEL / "golden.jsonl").read_text().splitlines()[0])
         golden["outputs"] = {"score": 0.123}
         shell.run("apply", "-f", str(declaration(tmp_path, "3.0.0", golden=[golden])))
-        assert "0.123" in ended(shell, "3.0.0", 30)["why"]
+        assert "0.123" in ended(shell, "3.0.0")["why"]
 
         narrower = shell.run(
             "apply", "-f", str(declaration(tmp_path, "4.0.0", output_schema={"type": "object"})), code=1
@@ -112,7 +113,7 @@ def test_good_wrong_and_broken_versions(shell: Shell, tmp_path: Path) -> None:
         assert "schema_incompatible" in narrower
 
         shell.run("apply", "-f", str(declaration(tmp_path, "5.0.0", source="wine-knn")))
-        wrong = ended(shell, "5.0.0", 60)
+        wrong = ended(shell, "5.0.0")
         assert wrong["ending"] == "rolled_back"
         assert "score" in wrong["why"]
     assert set(traffic.statuses) == {"ok"}, traffic.statuses

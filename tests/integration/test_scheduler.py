@@ -35,7 +35,7 @@ from sie_stream.ids import TopicPartition, instance_id
 from sie_stream.records import LogRecord, LogWrite
 from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import spec_json
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 from topics.catalog import system_topics
 from topics.edge.admin import KafkaAdmin
 
@@ -62,7 +62,7 @@ class TalkingWorker:
 
     def kill(self) -> None:
         self.stop.set()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def _say(self, record: ClusterRecord) -> None:
         self._plain.write([LogWrite(self.names.cluster, encode_cluster(record), partition=0)])
@@ -162,7 +162,7 @@ def scheduler_process(settings: Settings) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_S)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -172,12 +172,16 @@ def wait_for_line(process: subprocess.Popen[str], event: str) -> None:
     for line in process.stdout:
         if msgspec.json.decode(line)["event"] == event:
             return
-    raise AssertionError(f"the scheduler ended with {process.wait(10)} before it said {event!r}")
+    raise AssertionError(f"the scheduler ended with {process.wait(PATIENCE_S)} before it said {event!r}")
 
 
 @pytest.fixture
 def settings(kafka: EmbeddedBroker, request: pytest.FixtureRequest) -> Settings:
-    made = Settings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=f"sched.{request.node.name[-12:]}.")
+    made = Settings(
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=f"sched.{request.node.name[-12:]}.",
+        worker_lost_after_ms=8_000,  # workers are threads here, beside the test's own reading
+    )
     KafkaAdmin(made.bootstrap_servers).ensure(system_topics(made))
     return made
 
@@ -185,7 +189,7 @@ def settings(kafka: EmbeddedBroker, request: pytest.FixtureRequest) -> Settings:
 def tell(settings: Settings, *records: ClusterRecord) -> None:
     writer = KafkaPlainWriter(settings.bootstrap_servers)
     writer.write([LogWrite(settings.topics.cluster, encode_cluster(record), partition=0) for record in records])
-    writer.flush(10_000)
+    writer.flush(PATIENCE_MS)
     writer.close()
 
 

@@ -26,7 +26,6 @@ TEXTS = (
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not (FOLDER.exists() and GGUF.exists()), reason="run `make models`"),
 ]
 

@@ -15,12 +15,12 @@ from sie_stream.edge.kafka_log import KafkaReader
 from sie_stream.edge.tables import read_to_end
 from sie_stream.records import TokenDelta
 from tests.integration.test_a_day_with_the_cli import MODELS, Shell
+from tests.waiting import PATIENCE_S
 
 MODEL = "smollm2-135m-instruct"
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(not (MODELS / MODEL / "build.json").exists(), reason="make models has not built SmolLM2"),
 ]
 
@@ -53,7 +53,7 @@ def test_an_answer_is_streamed_and_ends_in_its_one_result(shell: Shell) -> None:
         found = list(
             client.stream(MODEL, {"prompt": "Count from one to ten:"}, request_id="s1", parameters={"max_tokens": 40})
         )
-        quiet = client.submit(MODEL, {"prompt": "?"}, request_id="quiet").result(60)
+        quiet = client.submit(MODEL, {"prompt": "?"}, request_id="quiet").result(PATIENCE_S)
     result = found.pop()
     assert isinstance(result, InferenceResult)
     deltas = [delta for delta in found if isinstance(delta, TextDelta)]

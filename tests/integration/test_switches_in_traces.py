@@ -18,7 +18,6 @@ DEVICE_MB = 128
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not (MODELS / SOURCE / "build.json").exists(), reason="make models has not built MiniLM"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -16,7 +17,7 @@ from tests.integration.test_worker_processes import PARTITION, Hand
 from tests.unit.worker.rig import launch_of, work_item
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -31,14 +32,17 @@ def deltas(hand: Hand) -> list[TokenDelta]:
     return [decode_token_delta(record.value) for record in read_to_end(hand.reader, hand.names.tokens)]
 
 
-def test_an_answer_begun_again_supersedes_its_deltas_and_the_result_is_written_once(hand: Hand) -> None:
+def test_an_answer_begun_again_supersedes_its_deltas_and_the_result_is_written_once(hand: Hand, tmp_path: Path) -> None:
     worker = hand.start("w0", "w0-a")
     hand.serve("w0", "w0-a")
-    items = [work_item(name, inputs=b'{"words":60}', stream=name == "r") for name in ("r", "quiet")]
+    gate = tmp_path / "gate"
+    inputs = msgspec.json.encode({"words": 60, "pause_at": 20, "file": str(gate)})
+    items = [work_item(name, inputs=inputs, stream=name == "r") for name in ("r", "quiet")]
     hand.writer.write([LogWrite(hand.names.work("m"), encode_work(item), None, PARTITION) for item in items])
     wait_until(lambda: deltas(hand), "the first delta")
     [engine] = psutil.Process(worker.pid).children()
     engine.kill()
+    gate.touch()
     results = {result.request_id: result for result in hand.wait_for_results(2)}
     outputs = results["r"].outputs
     assert outputs is not None

@@ -18,7 +18,7 @@ from sie_stream.edge.supervisor import RunState, process_alive
 from tests.integration.test_a_day_with_the_cli import Shell
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 MODELS = Path(".models").absolute()
 MODEL = "wine-logreg"
 
@@ -35,7 +35,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield here
     finally:
         here.run("down")
-    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone", 20)
+    wait_until(lambda: not any(process_alive(pid) for pid in pids), "every process to be gone")
 
 
 def stages(told: dict[str, Any]) -> list[str]:
@@ -87,7 +87,7 @@ def _a_worker_is_killed(shell: Shell, row: str) -> None:
     shell.run("produce", "-m", MODEL, "-i", row, "--request-id", "orphan", "--deadline-ms", "120000")
     seen = shell.json("trace", "orphan")
     assert seen["state"] in ("open", "ok")
-    told = wait_until(lambda: _ended(shell, "orphan"), "the orphan to be answered", 60)
+    told = wait_until(lambda: _ended(shell, "orphan"), "the orphan to be answered")
     assert told is not None
     assert told["state"] == "ok"
     assert told["incarnation"] != worker["incarnation"]

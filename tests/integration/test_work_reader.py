@@ -17,7 +17,7 @@ from sie_stream.records import LogRecord, LogWrite
 from tests.waiting import wait_until
 from topics.edge.admin import KafkaAdmin
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration]
 
 FETCH_WAIT_MS = 40_000
 SOON_S = 20.0

@@ -34,7 +34,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.records import LogWrite, Result
 from sie_stream.settings import Settings
 from tests.unit.worker.rig import launch_of, work_item
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 from topics.catalog import system_topics, work_topic
 from topics.edge.admin import KafkaAdmin
 
@@ -97,13 +97,19 @@ class Hand:
     def publish(self, row: PlacementRow) -> None:
         self.row = row
         self.writer.write([LogWrite(self.names.placements, encode_row(row), b"m", 0)])
-        self.writer.flush(5_000)
+        self.writer.flush(PATIENCE_MS)
 
     def send(self, first: int, count: int, inputs: bytes = b'{"x":1}') -> None:
         topic = self.names.work("m")
         items = [work_item(f"r{number}", inputs=inputs) for number in range(first, first + count)]
         self.writer.write([LogWrite(topic, encode_work(item), None, PARTITION) for item in items])
-        self.writer.flush(5_000)
+        self.writer.flush(PATIENCE_MS)
+
+    def send_quick_and_held(self, quick: int, held: int, gate: Path) -> None:
+        """Some are answered at once, the others when `gate` is there: until then the worker has begun and not ended."""
+        self.send(0, quick)
+        self.send(quick, held, json.dumps({"do": "await", "file": str(gate)}).encode())
+        wait_until(lambda: len(self.results()) >= quick - self.launch.batch_max, "the first results")
 
     def results(self) -> list[Result]:
         return [decode_result(record.value) for record in read_to_end(self.reader, self.names.results)]
@@ -117,7 +123,7 @@ class Hand:
             found = self.results()
             return found if len(found) >= count else []
 
-        found = wait_until(enough, f"{count} results", 60.0)
+        found = wait_until(enough, f"{count} results")
         counts = Counter(result.request_id for result in found)
         assert max(counts.values()) == 1, counts.most_common(3)
         return found
@@ -161,19 +167,20 @@ def test_serves_and_stops_cleanly(hand: Hand) -> None:
     assert hand.committed() == 500
     assert psutil.Process(process.pid).memory_info().rss < 250e6
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert len(hand.reports(WorkerLeft)) == 1
     assert len(hand.reports(PartitionReleased)) == 1
 
 
-def test_killed_worker_loses_and_repeats_nothing(hand: Hand) -> None:
+def test_killed_worker_loses_and_repeats_nothing(hand: Hand, tmp_path: Path) -> None:
     process = hand.start("w0", "w0-a")
     hand.serve("w0", "w0-a")
-    hand.send(0, 600, b'{"do":"sleep","seconds":0.002}')
-    wait_until(lambda: len(hand.results()) >= 50, "some results")
+    gate = tmp_path / "gate"
+    hand.send_quick_and_held(100, 500, gate)
     process.kill()
     process.wait()
     assert len(hand.results()) < 600
+    gate.touch()
     hand.start("w0", "w0-b")
     hand.serve("w0", "w0-b")
     hand.send(600, 100)
@@ -181,17 +188,18 @@ def test_killed_worker_loses_and_repeats_nothing(hand: Hand) -> None:
     wait_until(lambda: hand.committed() == 700, "the offsets")
 
 
-def test_paused_worker_that_was_fenced_commits_nothing(hand: Hand) -> None:
+def test_paused_worker_that_was_fenced_commits_nothing(hand: Hand, tmp_path: Path) -> None:
     process = hand.start("w0", "w0-a")
     hand.serve("w0", "w0-a")
-    hand.send(0, 300, b'{"do":"sleep","seconds":0.005}')
-    wait_until(lambda: len(hand.results()) >= 20, "some results")
+    gate = tmp_path / "gate"
+    hand.send_quick_and_held(50, 250, gate)
     process.send_signal(signal.SIGSTOP)
     hand.fence("w0")
     done, committed = len(hand.results()), hand.committed()
     assert done < 300
+    gate.touch()  # its engine answers, and it hears of it when it wakes
     process.send_signal(signal.SIGCONT)
-    assert process.wait(20) == EXIT_FENCED
+    assert process.wait(PATIENCE_S) == EXIT_FENCED
     assert (len(hand.results()), hand.committed()) == (done, committed)
     hand.start("w1", "w1-a")
     hand.serve("w1", "w1-a")
@@ -244,7 +252,7 @@ def test_a_draining_partition_is_read_to_its_end_also_past_markers(hand: Hand) -
     wait_until(lambda: hand.reader.end_offsets([place])[place] == 201, "the marker")
     asked = PartitionPlacement(PARTITION, "w0", "w0-a", hand.epoch, "draining")
     hand.publish(PlacementRow("m", hand.row.topic, hand.row.replicas, (asked,)))
-    released = wait_until(lambda: hand.reports(PartitionReleased), "the report that all is worked off", 60.0)[0]
+    released = wait_until(lambda: hand.reports(PartitionReleased), "the report that all is worked off")[0]
     assert isinstance(released, PartitionReleased)
     assert released.drained
     assert released.offset == hand.committed()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.waiting import PATIENCE_S
 from zoo.build import remove_strangers
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 def zoo_build(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zoo.build", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
 
 
 def test_a_second_build_does_nothing_and_a_damaged_model_is_built_again(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gpu_worker.backends.served.failures import BadAnswer, ServerDied
 from gpu_worker.backends.served.oip_grpc import SERVICE, TYPES, from_raw, to_raw
 from sie_stream.edge.clock import SystemClock
 from tests.libraries.backends.launching import launch, row
+from tests.waiting import PATIENCE_S
 
 Respond = Callable[[Any], Any]
 
@@ -130,7 +131,7 @@ def test_hangs_end_in_time_and_deaf_servers_end_the_engine() -> None:
     released = threading.Event()
 
     def hang(request: Any) -> Any:
-        released.wait(30)
+        released.wait(PATIENCE_S)
         return good(request)
 
     with serving(hang) as (url, _):

@@ -30,6 +30,7 @@ from gpu_worker.backends.weights import weights_digest
 from gpu_worker.decoding.parameters import Sampling
 from tests.libraries.backends.launching import FixedClock, launch, row
 from tests.libraries.backends.misshapen import each_misshapen, with_another_size
+from tests.waiting import PATIENCE_S
 
 VOCABULARY = 64
 STOP = 2
@@ -353,7 +354,7 @@ print([name for name in ("transformers", "torch._dynamo", "sklearn") if name in 
 def test_decoders_and_bert_are_served_without_importing_transformers(language_model: Path, tmp_path: Path) -> None:
     bert(tmp_path)
     command = [sys.executable, "-c", LOADS_BOTH, str(language_model), str(tmp_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "[]"
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+from tests.waiting import PATIENCE_S
+
 Answer = object
 """A JSON body (200), an int (that status, with an error as body), bytes (sent as they are, 200), or one of Trouble."""
 
@@ -71,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = answer(body)
         self.close_connection = True
         if answer is Trouble.HANG:
-            self.owner.ended.wait(30)
+            self.owner.ended.wait(PATIENCE_S)
         elif answer is Trouble.CUT:
             self._send(200, b'{"outputs": [', 5_000)
         elif answer is Trouble.NOT_HTTP:

@@ -14,6 +14,7 @@ from sie_stream.cli import demo
 from sie_stream.edge.file_lock import locked
 from sie_stream.edge.supervisor import RunState
 from sie_stream.errors import ConfigError
+from tests.waiting import PATIENCE_S
 from zoo.build import EVERY, News
 
 ROOT = Path(__file__).parents[3]
@@ -41,9 +42,9 @@ def test_a_lock_that_another_has_is_waited_for_and_told_with_its_holder(tmp_path
     thread = threading.Thread(target=second)
     with locked(path, "building models into .models", say):
         thread.start()
-        assert waits.wait(60)
+        assert waits.wait(PATIENCE_S)
         assert not had.is_set()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert had.is_set()
     [line] = told
     assert f"waiting: another process (pid {os.getpid()}) is building models into .models" in line

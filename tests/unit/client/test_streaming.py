@@ -7,13 +7,14 @@ from queue import SimpleQueue
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.client.requests import InferenceResult, RequestFailed, ResultTimeout
 from sie_stream.client.streaming import AnswerSoFar, TextDelta, unroll
 from sie_stream.errors import FatalLogError
 from sie_stream.records import Provenance, ResultError, Timings, TokenDelta, Usage
+from tests.examples import examples
 
 RESULT = InferenceResult(
     request_id="r",
@@ -70,7 +71,7 @@ def test_after_a_gap_only_the_result_tells_how_it_goes_on() -> None:
 DELTAS = st.builds(delta, st.integers(0, 3), st.text("onetw ", max_size=4), st.integers(0, 1), st.sampled_from("ab"))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(DELTAS, max_size=12))
 def test_whatever_the_deltas_say_the_screen_ends_with_the_result(deltas: list[TokenDelta]) -> None:
     assert shown(deltas) == "one two three"

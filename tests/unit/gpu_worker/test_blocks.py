@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.blocks import Activation, BlockPool, chained_digests
+from tests.examples import examples
 
 COUNT = 6
 
@@ -69,7 +70,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_the_pool_keeps_the_promises_of_its_slow_twin(steps: list[tuple[str, int, int]]) -> None:
     pool, twin = BlockPool(COUNT), SlowPool(COUNT)
     held: list[list[int]] = []
@@ -110,7 +111,7 @@ def test_a_block_that_nobody_holds_cannot_be_given_back() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 5), max_size=20), st.integers(1, 4))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_digests_are_equal_exactly_where_all_tokens_so_far_are(a: list[int], b: list[int], size: int) -> None:
     ours, theirs = chained_digests(b"m", a, size), chained_digests(b"m", b, size)
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=False), 1):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.parameters import Sampling, sampling_of
 from gpu_worker.decoding.stops import look_for_stops
+from tests.examples import examples
 
 
 def test_nothing_asked_is_greedy() -> None:
@@ -76,7 +77,7 @@ texts = st.text("ab\N{REPLACEMENT CHARACTER}", max_size=12)
 
 
 @given(texts, st.lists(st.text("ab", min_size=1, max_size=3), max_size=3))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_however_an_answer_grows_it_ends_at_the_first_stop_text_and_nothing_shown_is_taken_back(
     whole: str, stops: list[str]
 ) -> None:

@@ -32,7 +32,7 @@ from sie_stream.edge.clock import SystemClock
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
 from sie_stream.touches import Moved
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 PLACE = TopicPartition("sie.work.m", 1)
 PLENTY = 1 << 30
@@ -60,7 +60,7 @@ def fetched(client: ImageExchange, images_at: str, bytes_max: int = PLENTY) -> I
         found.extend(one for one in client.poll() if isinstance(one, ImagesFetched))
         return bool(found)
 
-    wait_until(came, "the images", 20.0)
+    wait_until(came, "the images")
     assert (found[0].partition, found[0].placement_epoch) == (PLACE, 7)
     return found[0]
 
@@ -151,7 +151,7 @@ def answered(answer: Callable[[socket.socket], object], client: ImageExchange) -
     thread = threading.Thread(target=serve)
     thread.start()
     got = fetched(client, f"127.0.0.1:{server.getsockname()[1]}#secret")
-    thread.join(20)
+    thread.join(PATIENCE_S)
     server.close()
     return got
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.kv_tier import ALIGNMENT, BEGIN, SIZE_MIN, KvTier
+from tests.examples import examples
 
 SIZE = SIZE_MIN + 64 * 64
 
@@ -96,7 +97,7 @@ def test_a_run_ends_before_the_first_block_that_is_missing_or_damaged() -> None:
     sizes=st.lists(st.integers(0, 900), min_size=1, max_size=60),
     lives=st.lists(st.integers(0, 60), min_size=1, max_size=6),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_whenever_its_writer_is_killed_the_next_one_finds_whole_entries_and_goes_on(
     sizes: list[int], lives: list[int]
 ) -> None:

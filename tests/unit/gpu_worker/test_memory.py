@@ -14,6 +14,7 @@ from gpu_worker.memory.mapper import DeviceMemory
 from gpu_worker.memory.pages import PAGE_BYTES_MAX, PAGE_BYTES_MIN, PagePool, page_bytes_for, runs
 from gpu_worker.memory.slots import TooLarge
 from gpu_worker.memory.worth import HALF_LIFE_MS, Candidate, Likelihood, giving_way
+from tests.examples import examples
 
 PAGE = 10
 TOTAL = 1_000
@@ -281,4 +282,4 @@ class Twin(RuleBasedStateMachine):
 
 
 TestTwin = Twin.TestCase
-TestTwin.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTwin.settings = settings(examples(60), stateful_step_count=40)

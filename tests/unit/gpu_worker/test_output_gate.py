@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.output_gate import BYTES_PER_S, LAST_LINES, LINE_BYTES, LINES_PER_S, OutputGate
+from tests.examples import examples
 
 
 def numbered(count: int, start: int = 0) -> bytes:
@@ -62,7 +63,7 @@ def test_the_last_lines_are_kept_whatever_was_left_out() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=400).map(lambda one: one.replace(b"\0", b"\n")), st.integers(0, 400))))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_however_output_is_cut_into_reads_no_line_is_lost_or_told_twice(reads: list[tuple[bytes, int]]) -> None:
     gate, now_ms, written, said = OutputGate("engine e", 0.0), 0.0, b"", b"".join(data for data, _ in reads)
     for data, pause in reads:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.blocks import BlockPool
 from gpu_worker.decoding.sequence import Chunk, Sequence, no_blocks
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
+from tests.examples import examples
 
 BLOCK = 4
 
@@ -135,7 +136,7 @@ loads = st.lists(
 
 
 @given(loads, st.integers(10, 14), st.integers(1, 4), st.integers(4, 16))
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_whatever_comes_everything_ends_and_no_rule_is_broken(
     load: list[tuple[int, int, int, int, int]], blocks: int, sequences: int, tokens: int
 ) -> None:

@@ -6,13 +6,14 @@ The memory is a dict here: block -> the tokens whose keys and values lie in it.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.decoding.blocks import BlockPool
 from gpu_worker.decoding.sequence import Keep, Restore, Sequence
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.swapping import Rates, SwapLimits, SwapSpace, cheaper
+from tests.examples import examples
 
 BLOCK = 4
 
@@ -130,7 +131,7 @@ loads = st.lists(
 
 
 @given(loads, st.integers(10, 14), st.integers(1, 4), st.integers(4, 16), st.integers(0, 12))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_whatever_comes_blocks_hold_what_their_sequence_computed(
     load: list[tuple[int, int, int, int, int]], blocks: int, sequences: int, tokens: int, swap_blocks: int
 ) -> None:

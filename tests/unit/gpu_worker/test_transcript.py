@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.decoding import transcript
 from gpu_worker.decoding.transcript import Transcript
+from tests.examples import examples
 
 
 def utf8(tokens: Sequence[int]) -> str:
@@ -36,7 +37,7 @@ def pieces(text: str, stops: Sequence[str] = (), decode: transcript.Detokenise =
 TEXTS = st.text(st.sampled_from("ab é你\N{GRINNING FACE}\n"), max_size=300)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(TEXTS, st.sampled_from([utf8, blank_first]))
 def test_pieces_are_whole_characters_and_together_the_text(text: str, decode: transcript.Detokenise) -> None:
     found, _ = pieces(text, decode=decode)
@@ -44,7 +45,7 @@ def test_pieces_are_whole_characters_and_together_the_text(text: str, decode: tr
     assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in found)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(TEXTS, st.lists(st.text("ab é", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_nothing_of_a_stop_text_is_shown(text: str, stops: list[str]) -> None:
     found, made = pieces(text, stops)

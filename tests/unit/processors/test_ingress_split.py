@@ -17,9 +17,10 @@ from sie_stream.partitioner import keyed_partition
 from sie_stream.records import LogRecord, WorkItem
 from sie_stream.rollout_records import VariantRule
 from sie_stream.routing import SHARES, resized, rest_of
+from tests.examples import rounds
 from tests.unit.processors.kit import NAMES, NOW_MS, machine, route, take_up
 
-KEYS = [b"customer-%d" % number for number in range(4_000)]
+KEYS = [b"customer-%d" % number for number in range(max(1_000, rounds(4_000)))]
 CANARY_TOPIC = NAMES.work("wine.CANARY")
 ORDERS = "orders"
 SIGMAS = 4.5

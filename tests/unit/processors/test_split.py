@@ -6,11 +6,12 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.control import VariantRow
 from sie_stream.routing import SHARES, Range, choose_variant, resized, rest_of
+from tests.examples import examples
 
 KEYS = [b"customer-%d" % number for number in range(20_000)]
 
@@ -39,7 +40,7 @@ def test_share_is_within_sampling_error(percent: int) -> None:
     assert abs(hits - expected) < 4 * math.sqrt(expected * (1 - percent / 100))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data())
 def test_growth_moves_keys_only_to_who_grows(data: st.DataObject) -> None:
     names = data.draw(st.sampled_from([("b",), ("b", "c"), ("b", "c", "d")]))
@@ -55,7 +56,7 @@ def test_growth_moves_keys_only_to_who_grows(data: st.DataObject) -> None:
         ranges = more
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.tuples(st.sampled_from("bcd"), st.integers(0, 3_000)), max_size=12))
 def test_ranges_never_overlap_and_have_the_wanted_size(changes: list[tuple[str, int]]) -> None:
     ranges: dict[str, tuple[Range, ...]] = {}

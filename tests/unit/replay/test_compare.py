@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.replay.compare import EQUAL, Again, Original, differences, distance_of, verdict
+from tests.examples import examples
 
 ORIGINAL = Original("r", "ok", "m", "1", "sha256:a", "sklearn (1.9)", b'{"score":0.5}', "", None, 64, 1.0, 9.0, 0)
 AGAIN = Again("ok", "1", "sha256:a", "sklearn (1.9)", b'{"score":0.5}')
@@ -67,7 +68,7 @@ def test_tolerance_is_for_numbers_only() -> None:
     assert verdict(text, other(outputs=b'{"label":"b"}')).cause == "numeric"
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(JSON, JSON)
 def test_differences_are_none_exactly_between_equals_and_the_same_from_both_sides(one: Any, two: Any) -> None:
     assert list(differences(one, one)) == []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.replay.drift import Sample, histogram, ks, psi, quantile, score_and_label
+from tests.examples import examples
 
 NUMBERS = st.lists(st.floats(-5, 5), min_size=1, max_size=40)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(NUMBERS, NUMBERS)
 def test_ks_is_the_largest_gap_of_the_empirical_distributions(one: list[float], two: list[float]) -> None:
     def share(values: list[float], at: float) -> float:
@@ -22,7 +23,7 @@ def test_ks_is_the_largest_gap_of_the_empirical_distributions(one: list[float], 
     assert math.isclose(ks(one, two), slow, abs_tol=1e-12)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(NUMBERS, NUMBERS)
 def test_psi_is_never_negative_and_zero_for_the_same_sample(one: list[float], two: list[float]) -> None:
     assert psi(one, two) >= 0

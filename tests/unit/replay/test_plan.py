@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicPartition
 from sie_stream.replay.pace import CREDIT_MS, Pace, Pacer, parse_speed
 from sie_stream.replay.plan import Bounds, out_of_reach, segments, span_of
+from tests.examples import examples
 
 PLACE = TopicPartition("sie.work.m", 1)
 
@@ -23,7 +24,7 @@ def bounds(draw: st.DrawFn) -> Bounds:
     return Bounds(beginning, stable, draw(st.integers(stable, 120)))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(bounds(), st.none() | st.integers(0, 150), st.none() | st.integers(0, 150))
 def test_every_offset_asked_for_is_read_or_accounted_for(found: Bounds, first: int | None, until: int | None) -> None:
     span = span_of(PLACE, first, until, found)
@@ -44,7 +45,7 @@ def test_what_is_out_of_reach_is_said() -> None:
     assert out_of_reach([span_of(PLACE, 10, 40, Bounds(10, 40, 40))]) == []
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.sets(st.integers(0, 400)), st.integers(1, 30))
 def test_segments_cover_every_offset_once_and_jump_over_long_gaps(offsets: set[int], gap_max: int) -> None:
     ordered = sorted(offsets)

@@ -6,12 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sie_stream.cli.replaying.scratch import MEMORY_BYTES_MAX, ROW_BYTES, Scratch
 from sie_stream.ids import TopicPartition
 from sie_stream.records import Provenance, Result, ResultError, Timings, Usage
+from tests.examples import examples
 
 
 def result(partition: int, offset: int) -> Result:
@@ -32,7 +33,7 @@ def result(partition: int, offset: int) -> Result:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=60),
     st.integers(0, 60),

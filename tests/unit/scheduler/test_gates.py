@@ -13,6 +13,7 @@ from scheduler.verdicts import GateLimits, binomial_tail
 from sie_stream.drift import psi_of
 from sie_stream.rollout_records import Sketch, VariantStats
 from sie_stream.sketch import above, added, bucket_of, quantile, sketch_of, value_of
+from tests.examples import rounds
 
 PARTS = 5
 
@@ -46,7 +47,7 @@ def _part(sketch: Sketch, part: int) -> Sketch:
 
 @pytest.mark.parametrize("count", [30, 300, 3_000])
 def test_the_same_version_is_not_rolled_back(count: int) -> None:
-    for seed in range(40):
+    for seed in range(rounds(40)):
         found = verdicts(stats(seed, count), stats(1_000 + seed, 4 * count))
         assert "breach" not in found.values(), (seed, found)
 

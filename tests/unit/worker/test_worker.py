@@ -484,17 +484,17 @@ def test_urgent_models_are_loaded_first() -> None:
 
 def test_paused_partitions_resume_and_drain() -> None:
     world, rig = serving(None, Settings(worker_queue_max=64, worker_poll_max=50))
-    world.send(*[work_item(f"r{n}") for n in range(1_000)])
-    rig.run_until(lambda: len(world.results()) == 1_000, 5_000)
+    world.send(*[work_item(f"r{n}") for n in range(400)])
+    rig.run_until(lambda: len(world.results()) == 400, 5_000)
     assert rig.machine.state.open_total == 0
 
 
 def test_a_quick_engine_is_waited_for_and_nothing_is_fetched_twice() -> None:
     world, rig = serving(None, Settings(worker_queue_max=64, worker_poll_max=50))
     place = TopicPartition("sie.work.m", 1)
-    world.send(*[work_item(f"r{n}") for n in range(1_000)])
+    world.send(*[work_item(f"r{n}") for n in range(400)])
     waited = 0
-    while len(world.results()) < 1_000:
+    while len(world.results()) < 400:
         rig.run(1)
         waited += rig.machine.records_max == 0
         assert not rig.machine.state.partitions[place].paused

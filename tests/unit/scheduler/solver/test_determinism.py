@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from tests.waiting import PATIENCE_S
+
 SCRIPT = """
 import sys
 import msgspec
@@ -31,7 +33,7 @@ sys.stdout.buffer.write(msgspec.json.encode([plans, explain(problem, plan, "m003
 def plans(hash_seed: int) -> bytes:
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=False, timeout=120
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=False, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout

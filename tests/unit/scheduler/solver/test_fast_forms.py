@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.solver import plan_fleet, summary
@@ -16,9 +16,10 @@ from scheduler.solver.ledger import Ledger, keep
 from scheduler.solver.model import Problem
 from scheduler.solver.objective import Worth, cost_without, evaluate, total
 from scheduler.solver.summary import Sorts, why_not_elsewhere
+from tests.examples import examples
 from tests.unit.scheduler.solver.fleets import problems
 
-TRIES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TRIES = examples(30)
 Seats = Sequence[Seat | None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from scheduler.solver import plan_fleet
 from scheduler.solver.added import added_terms
@@ -14,10 +14,11 @@ from scheduler.solver.model import Objective, Problem
 from scheduler.solver.objective import evaluate
 from scheduler.solver.solve import place_missing, rebalance
 from scheduler.solver.summary import SENTENCES_MAX, why_not_elsewhere
+from tests.examples import examples
 from tests.unit.scheduler.solver.checks import broken_rules
 from tests.unit.scheduler.solver.fleets import demand, device, place, problems, where
 
-TRIES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TRIES = examples(40)
 
 
 @TRIES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +18,25 @@ STEP_S = 0.02
 
 class Asked(msgspec.Struct):
     words: int
+    pause_at: int = 0
+    """So many words are said before `file` exists, and the others after that."""
+    file: str = ""
 
 
 @dataclass(slots=True)
 class Talk:
     item: EngineInput
-    words: int
+    asked: Asked
     said: int = 0
     told: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.said >= self.asked.words
+
+    @property
+    def pauses(self) -> bool:
+        return bool(self.asked.file) and self.said >= self.asked.pause_at and not os.path.exists(self.asked.file)
 
     def text(self, start: int = 0) -> str:
         return "".join(f"word{number} " for number in range(start, self.said))
@@ -44,14 +56,14 @@ class TalkerModel:
         return bool(self._talks)
 
     def submit(self, ticket: int, item: EngineInput) -> EngineOutput | None:
-        self._talks[ticket] = Talk(item, msgspec.json.decode(item.inputs, type=Asked).words)
+        self._talks[ticket] = Talk(item, msgspec.json.decode(item.inputs, type=Asked))
         return None
 
     def step(self) -> list[tuple[int, EngineOutput]]:
         threading.Event().wait(STEP_S)
         for talk in self._talks.values():
-            talk.said += 1
-        self._ended = {ticket: talk for ticket, talk in self._talks.items() if talk.said >= talk.words}
+            talk.said += not talk.pauses
+        self._ended = {ticket: talk for ticket, talk in self._talks.items() if talk.ended}
         for ticket in self._ended:
             del self._talks[ticket]
         return [

@@ -1,4 +1,4 @@
-"""A backend that does what its inputs say: echo, crash, exit, hang, sleep, raise, refuse. Found by path in tests."""
+"""A backend that does what its inputs say: echo, crash, exit, hang, sleep, wait, raise, refuse. Found by path."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def standing() -> dict[str, object]:
     }
 
 
+def await_file(path: str) -> None:
+    """Busy for as long as a test wants, and not for as long as it guesses."""
+    while not os.path.exists(path):
+        threading.Event().wait(0.01)
+
+
 class TroubleModel:
     memory_bytes = 1234
     weights_digest = "sha256:trouble"
@@ -48,6 +54,8 @@ class TroubleModel:
                 os._exit(3)
             case "hang":
                 threading.Event().wait()
+            case "await":
+                await_file(inputs["file"])
             case "sleep":
                 threading.Event().wait(inputs["seconds"])
             case "flood":
@@ -88,6 +96,8 @@ class TroubleBackend:
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "large":
                 self._held = bytearray(2 << 30)
+            case "await":
+                await_file(str(launch.config["file"]))
             case "slow":
                 threading.Event().wait(1.5)
         return TroubleModel()
