@@ -24,7 +24,7 @@ from sie_stream.records import LogRecord, LogWrite
 FETCH_WAIT_MS = 1_000
 """What a new partition waits at most where sie.wakeups is missing."""
 AGAIN_MS = (15.0, 60.0, 250.0)
-"""After an assignment: the client may have needed longer than a wake-up to take the partition into its next fetch."""
+"""After a change: the client may have needed longer than a wake-up to take the partition into its next fetch."""
 LISTEN_AGAIN_MS = 10_000.0
 """How often the topics of the signs are looked for while they are missing."""
 ALERT_MS, ALERT_POLL_MS = 50.0, 5
@@ -58,13 +58,11 @@ class WorkReader(KafkaReader):
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         super().assign(positions)
         if positions:
-            now_ms = self._clock.monotonic_ms()
-            self._ring_at_ms = deque(now_ms + later for later in AGAIN_MS)
-            self._ring()
+            self._wake()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         super().resume(partitions)
-        self._ring()
+        self._wake()
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         self._ring()
@@ -104,6 +102,12 @@ class WorkReader(KafkaReader):
         super().assign(dict.fromkeys(places, OFFSET_LATEST))
         self._signs = frozenset(counts)
         self._bells = [LogWrite(topic, b"", None, number) for topic, number in places if topic == self._names.wakeups]
+
+    def _wake(self) -> None:
+        """Now, and again when the client surely fetches what has changed."""
+        now_ms = self._clock.monotonic_ms()
+        self._ring_at_ms = deque(now_ms + later for later in AGAIN_MS)
+        self._ring()
 
     def _ring(self) -> None:
         try:
