@@ -67,12 +67,6 @@ def bench(kafka: EmbeddedBroker) -> Iterator[Bench]:
     made.close()
 
 
-def test_a_partition_that_is_assigned_is_read_at_once(bench: Bench) -> None:
-    bench.settle()
-    bench.reader.assign({OTHER: 0})
-    assert bench.soon()[0].topic == OTHER.topic
-
-
 def test_a_partition_that_is_resumed_is_read_at_once(bench: Bench) -> None:
     bench.reader.assign({OTHER: 0})
     bench.soon()
