@@ -50,15 +50,13 @@ from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.keyring import Keyring
 from sie_stream.edge.logs import configure_logs
-from sie_stream.edge.stop import EXIT_FENCED, StopFlag
+from sie_stream.edge.stop import EXIT_CONFIG, EXIT_FAILED, EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError, did_you_mean
 from sie_stream.privacy.vault import Vault
 from sie_stream.settings import TIERS, Settings
 from sie_stream.topology.records import GpuTopology
 from sie_stream.worker_marks import parse_labels, parse_taints
 
-EXIT_FAILED = 1
-EXIT_CONFIG = 78
 SWITCH_INTERVAL_S = 0.001
 """The commit thread gets its turn this soon while the loop is busy (default 5 ms, several times per commit)."""
 GC_THRESHOLDS = (20_000, 20, 20)

@@ -22,14 +22,11 @@ from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.logs import configure_logs
-from sie_stream.edge.stop import EXIT_FENCED, StopFlag
+from sie_stream.edge.stop import EXIT_CONFIG, EXIT_FAILED, EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError
 from sie_stream.settings import Settings
 from topics.catalog import system_topics
 from topics.edge.admin import KafkaAdmin
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 78
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from processors.bridge.host import BridgeHost, BridgePorts
 from processors.bridge.links import ClusterPorts
-from processors.edge.service import EXIT_CONFIG, LogWatcher, serve
+from processors.edge.service import LogWatcher, serve
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.edge.logs import configure_logs
-from sie_stream.edge.stop import StopFlag
+from sie_stream.edge.stop import EXIT_CONFIG, StopFlag
 from sie_stream.errors import ConfigError
 from sie_stream.settings import Settings
 

@@ -15,12 +15,10 @@ import structlog
 from processors.turns import Ports
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.kafka_log import KafkaGroupReader, KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
-from sie_stream.edge.stop import EXIT_FENCED, StopFlag
+from sie_stream.edge.stop import EXIT_CONFIG, EXIT_FAILED, EXIT_FENCED, StopFlag
 from sie_stream.errors import ConfigError, Fenced, SieError
 from sie_stream.settings import Settings
 
-EXIT_FAILED = 1
-EXIT_CONFIG = 78
 COUNTS_EVERY_S = 30.0
 GC_THRESHOLD = 50_000
 """A batch makes thousands of records that hold no cycles; looking for some each time costs a tenth of the time."""

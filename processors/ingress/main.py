@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from processors.edge.service import EXIT_CONFIG, LogWatcher, kafka_ports, serve
+from processors.edge.service import LogWatcher, kafka_ports, serve
 from processors.ingress.host import IngressHost
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.logs import configure_logs
-from sie_stream.edge.stop import StopFlag
+from sie_stream.edge.stop import EXIT_CONFIG, StopFlag
 from sie_stream.edge.tokenizer import TokenizerStore
 from sie_stream.errors import ConfigError
 

@@ -31,7 +31,7 @@ from topics.catalog import system_topics
 from topics.edge.admin import KafkaAdmin
 
 STOP_ORDER = ("bridge", "ingress", "worker", "egress", "outcomes", "metrics", "scheduler")
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 Say = Callable[[str], None]
 Check = Callable[[], None]
@@ -196,7 +196,7 @@ def refuse_taken_port(port: int) -> None:
         )
 
 
-def start_detached(arguments: list[str], state_dir: Path, timeout_s: float = 180.0) -> RunState:
+def start_detached(arguments: list[str], state_dir: Path, timeout_s: float = 300.0) -> RunState:
     """Run `sie-stream up` in the background; returns once it is ready. Raises ProcessFailed with the end of its log."""
     refuse_if_running(state_dir)
     state_dir.mkdir(parents=True, exist_ok=True)

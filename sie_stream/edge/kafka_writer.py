@@ -253,7 +253,8 @@ class KafkaTransactionalWriter:
         try:
             retry_until(budget_ms, attempt)
         except Retriable as error:
-            raise FatalLogError(f"{error}; gave up after {budget_ms} ms") from error
+            waiting = f"{len(self._producer)} records undelivered"  # none: Kafka has them, and did not answer the end
+            raise FatalLogError(f"{error}; gave up after {budget_ms} ms, {waiting}") from error
 
     def _judge(self, error: LogError) -> LogError:
         if isinstance(error, Fenced):

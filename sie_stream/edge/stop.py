@@ -10,6 +10,10 @@ from sie_stream.errors import SieError
 
 EXIT_FENCED = 75
 """Exit code of a process that was fenced (EX_TEMPFAIL): its supervisor starts a new incarnation."""
+EXIT_CONFIG = 78
+"""Wrong settings (EX_CONFIG): another life would end the same way."""
+EXIT_FAILED = 1
+"""Anything else."""
 
 
 class Interrupted(SieError):

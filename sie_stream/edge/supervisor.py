@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sie_stream.edge.orphans import stop_with_parent
-from sie_stream.edge.stop import EXIT_FENCED
+from sie_stream.edge.stop import EXIT_CONFIG, EXIT_FENCED
 from sie_stream.errors import SieError
 
 RESTART_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
 READY_MARKS = (b'"ready"', b'"standby"')
 """What a process writes once it does its work, or stands by to do it."""
+START_ENDS_MAX = 3
+"""So often may a process end while everything starts before the start is given up."""
 HEALTHY_AFTER_S = 20.0
 """A process that lived this long starts its backoff again at zero."""
 
@@ -106,11 +108,13 @@ class Supervisor:
     def wait_ready(self, timeout_s: float, tick: Callable[[], None] = lambda: None) -> None:
         """Wait until every child has written its ready line. Raises ProcessFailed naming the first that did not.
 
-        A child that ends meanwhile fails the start, also when it had been ready.
+        A child that ends meanwhile starts again, as it would later: Kafka may stand still for longer than a call waits.
+        Wrong settings, or one that keeps ending, fail the start, also when it had been ready.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            self._refuse_the_ended()
+            self._refuse_the_hopeless()
+            self.watch()
             waiting = [child for child in self.children.values() if not self._is_ready(child)]
             if not waiting:
                 return
@@ -123,15 +127,17 @@ class Supervisor:
             tick()
             time.sleep(0.05)
 
-    def _refuse_the_ended(self) -> None:
+    def _refuse_the_hopeless(self) -> None:
+        """Two of a kind started at once fence each other: the one that lost the race stands by in its next life."""
         for child in self.children.values():
             code = child.process.poll()
-            if code == EXIT_FENCED:
-                self.watch()  # two of a kind started at once: the one that lost the race comes again and stands by
-            elif code is not None:
+            if code is None or code == EXIT_FENCED or child.restart_at is not None:
+                continue
+            if code == EXIT_CONFIG or child.restarts + 1 >= START_ENDS_MAX:
                 when = "after it was ready" if child.ready else "before it was ready"
+                again = f", {child.restarts + 1} times" if child.restarts else ""
                 raise ProcessFailed(
-                    f"{child.spec.name} ended with code {code} {when}.\n"
+                    f"{child.spec.name} ended with code {code} {when}{again}.\n"
                     f"End of {child.log_path}:\n{log_tail(child.log_path)}"
                 )
 
