@@ -113,7 +113,7 @@ class WorkerHost:
         self._following = False
         self._missing_at = float("-inf")
         """When a missing topic was told the last time."""
-        self._verdicts_since_ms = clock.now_ms() - VERDICTS_SINCE_MS
+        self._started_ms = clock.now_ms()
         self._joined = False
         self._placements_at = float("-inf")
         self._retry_at = float("-inf")
@@ -234,7 +234,7 @@ class WorkerHost:
             places += [TopicPartition(topic, number) for number in range(count)]
         starts = self._placements.beginning_offsets(places)
         cluster = TopicPartition(self._names.cluster, 0)
-        starts |= self._placements.offsets_at([cluster], self._verdicts_since_ms)
+        starts |= self._placements.offsets_at([cluster], self._started_ms - VERDICTS_SINCE_MS)
         self._placements.assign(starts)
         self._following = True
 
@@ -253,6 +253,9 @@ class WorkerHost:
 
         Kafka tells only those who commit. A worker that was paused, lost its partitions and woke up has nothing to
         commit any more: without this it would live on for ever, and nothing would ever be placed on it.
+
+        A fence takes the transactional id of whoever has it by then. One of an earlier incarnation that ends after
+        this one took the id has hit this one, too: better a new life now than at its first work.
         """
         try:
             fact = decode_cluster(record.value)
@@ -266,6 +269,9 @@ class WorkerHost:
         mine = fact.incarnation == me.incarnation
         if isinstance(fact, WorkerFenced) and mine:
             raise Fenced(f"the scheduler fenced {me.incarnation} (sie.cluster offset {record.offset})")
+        if isinstance(fact, WorkerFenced) and (self._joined or record.timestamp_ms > self._started_ms):
+            where = f"sie.cluster offset {record.offset}"
+            raise Fenced(f"a fence of {fact.incarnation} ended after {me.incarnation} had begun ({where})")
         if isinstance(fact, WorkerJoined):
             if self._joined and not mine:
                 raise Fenced(f"incarnation {fact.incarnation} of {me.worker} took over from {me.incarnation}")

@@ -41,6 +41,24 @@ def test_a_verdict_from_before_the_first_look_is_found() -> None:
         worker.turns()
 
 
+def test_a_fence_of_an_earlier_life_that_ends_after_this_one_joined_has_hit_it() -> None:
+    log = new_log()
+    worker = Worker(log)
+    worker.turns()
+    say(log, WorkerFenced("w0", "i0", took_ms=80))
+    with pytest.raises(Fenced, match="a fence of i0 ended after i1 had begun"):
+        worker.turns()
+
+
+def test_a_fence_of_an_earlier_life_that_ends_before_this_one_tells_that_it_joined_has_hit_it() -> None:
+    log = new_log()
+    worker = Worker(log)
+    log.clock.advance(5)
+    say(log, WorkerFenced("w0", "i0", took_ms=80))
+    with pytest.raises(Fenced, match="a fence of i0"):
+        worker.turns()
+
+
 def test_what_concerns_others_or_the_past_does_not_matter() -> None:
     log = new_log()
     say(log, joined("i0"))
