@@ -113,8 +113,14 @@ class WorkerHost:
         self._following = False
         self._missing_at = float("-inf")
         """When a missing topic was told the last time."""
-        self._started_ms = clock.now_ms()
+        self._started_at = clock.monotonic_ms()
+        self._verdicts_since_ms = clock.now_ms() - VERDICTS_SINCE_MS
+        self._told_at: float | None = None
+        """When the first report went out, which says that this incarnation joined."""
         self._joined = False
+        self._began_ms = 0.0
+        self._fence_of_earlier_life = (0, "")
+        """When it ended, by the log's clock, and whose it was."""
         self._placements_at = float("-inf")
         self._retry_at = float("-inf")
         self._poll_at = float("-inf")
@@ -234,7 +240,7 @@ class WorkerHost:
             places += [TopicPartition(topic, number) for number in range(count)]
         starts = self._placements.beginning_offsets(places)
         cluster = TopicPartition(self._names.cluster, 0)
-        starts |= self._placements.offsets_at([cluster], self._started_ms - VERDICTS_SINCE_MS)
+        starts |= self._placements.offsets_at([cluster], self._verdicts_since_ms)
         self._placements.assign(starts)
         self._following = True
 
@@ -269,13 +275,17 @@ class WorkerHost:
         mine = fact.incarnation == me.incarnation
         if isinstance(fact, WorkerFenced) and mine:
             raise Fenced(f"the scheduler fenced {me.incarnation} (sie.cluster offset {record.offset})")
-        if isinstance(fact, WorkerFenced) and (self._joined or record.timestamp_ms > self._started_ms):
-            where = f"sie.cluster offset {record.offset}"
-            raise Fenced(f"a fence of {fact.incarnation} ended after {me.incarnation} had begun ({where})")
-        if isinstance(fact, WorkerJoined):
-            if self._joined and not mine:
-                raise Fenced(f"incarnation {fact.incarnation} of {me.worker} took over from {me.incarnation}")
-            self._joined = self._joined or mine
+        if isinstance(fact, WorkerFenced):
+            self._fence_of_earlier_life = (record.timestamp_ms, fact.incarnation)
+        elif self._joined and not mine:
+            raise Fenced(f"incarnation {fact.incarnation} of {me.worker} took over from {me.incarnation}")
+        elif mine and self._told_at is not None:
+            self._joined = True
+            # By the log's clock, which need not be ours.
+            self._began_ms = record.timestamp_ms - (self._told_at - self._started_at)
+        fenced_ms, earlier = self._fence_of_earlier_life
+        if self._joined and fenced_ms > self._began_ms:
+            raise Fenced(f"a fence of {earlier} ended after {me.incarnation} had begun")
 
     # ------------------------------------------------------------ act
 
@@ -365,6 +375,8 @@ class WorkerHost:
             del self._assigned[place]
 
     def _send(self, command: SendReports) -> None:
+        if self._told_at is None:
+            self._told_at = self._clock.monotonic_ms()
         topic = self._names.cluster
         self._reports.write([LogWrite(topic, encode_cluster(report), None, 0) for report in command.reports])
 

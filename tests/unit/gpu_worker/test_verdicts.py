@@ -51,6 +51,7 @@ def test_a_fence_of_an_earlier_life_that_ends_after_this_one_joined_has_hit_it()
 
 
 def test_a_fence_of_an_earlier_life_that_ends_before_this_one_tells_that_it_joined_has_hit_it() -> None:
+    """The log's clock is not the worker's: the time between its start and its report counts."""
     log = new_log()
     worker = Worker(log)
     log.clock.advance(5)
