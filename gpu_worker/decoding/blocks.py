@@ -77,6 +77,10 @@ class BlockPool:
         """Blocks that can be found by their digest, held or not."""
         return len(self._published)
 
+    def has(self, digest: bytes) -> bool:
+        """Whether this block is published."""
+        return digest in self._published
+
     def match(self, digests: Sequence[bytes]) -> list[int]:
         """The longest run of published blocks from the start of `digests`; the caller holds them from now on."""
         found: list[int] = []

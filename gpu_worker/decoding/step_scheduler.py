@@ -1,9 +1,10 @@
 """Which sequences run in the next step of a decoder, and how many tokens of each. Pure: torch only executes the plan.
 
 First come, first served within a priority. Sequences that decode go first, one token each; prompts share what is left
-of the step's token budget, so a long prompt never holds up running answers (chunked prefill, arXiv:2308.16369). When
-the pool has no block left, the lowest in rank gives its blocks back. What they hold is copied to host memory, if that
-costs less than computing it again later (swapping.py); what is still cached of it then is neither copied nor computed.
+of the step's token budget, so a long prompt never holds up running answers (chunked prefill, arXiv:2308.16369). Prompts
+with little left to compute, as after a hit, pass longer ones, which keep half of what prompts have of a step. When the
+pool has no block left, the lowest in rank gives its blocks back. What they hold is copied to host memory, if that costs
+less than computing it again later (swapping.py); what is still cached of it then is neither copied nor computed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from msgspec import Struct
 from gpu_worker.decoding.blocks import BlockPool, chained_digests
 from gpu_worker.decoding.sequence import Chunk, Fetch, Keep, Move, Restore, Sequence, no_blocks
 from gpu_worker.decoding.swapping import NO_SWAP, SwapSpace
+
+SHORT_PART = 4
+"""What is left of a prompt is short if it is at most this part of a step's tokens."""
+LOOKED_AT = 8
+"""How many of those that wait are looked at for short ones in every step."""
 
 
 class StepLimits(Struct, frozen=True):
@@ -111,7 +117,9 @@ class StepScheduler:
         preempted = self.preemptions
         for sequence in [one for one in self._running if one.pending == 1]:
             self._run(sequence, 1, chunks)
-        for sequence in [one for one in self._running if one.pending > 1]:
+        if self.preemptions == preempted:
+            self._pass_longer(chunks)
+        for sequence in [one for one in self._running if one.pending > 1 and one.order not in chunks]:
             self._run(sequence, self._budget(chunks), chunks)
         if self.preemptions == preempted:  # else who was just stopped would start again at once
             self._admit(chunks)
@@ -161,15 +169,63 @@ class StepScheduler:
                 if not self._preempt_for(sequence, chunks):
                     self._give_back(sequence)
                     return
-            # A preempted one waits behind it: its rank is lower.
-            self._waiting.pop(0)
-            insort(self._running, sequence, key=_rank)
-            if sequence.kept:
-                self._restore(sequence)
-            else:
-                self._fetch(sequence)
-                sequence.reused = max(sequence.reused, min(sequence.computed, sequence.prompt_tokens))
-            chunks[sequence.order] = Chunk(sequence, sequence.computed, count)
+            self._start(sequence, count, chunks)
+
+    def _pass_longer(self, chunks: dict[int, Chunk]) -> None:
+        """Waiting sequences with a short rest start before longer ones of their priority, within half of the budget.
+
+        They never take the last place or the last blocks, so whom they pass needs at most twice as many steps.
+        """
+        left = self._budget(chunks) // 2
+        passed = min((one.priority for one in self._running if one.pending > 1), default=None)
+        for sequence in self._waiting[:LOOKED_AT]:
+            if left <= 0 or len(self._running) + 1 >= self._limits.sequences_max:
+                return
+            if passed is not None and sequence.priority > passed:
+                return
+            if self._fits_beside(sequence, left):
+                left -= sequence.pending
+                self._start(sequence, sequence.pending, chunks)
+            elif passed is None:
+                passed = sequence.priority
+
+    def _fits_beside(self, sequence: Sequence, left: int) -> bool:
+        """Whether it is short enough; it holds its blocks then."""
+        if sequence.kept or not self._may_be_short(sequence):
+            return False
+        self._adopt_prefix(sequence)
+        missing = self.blocks_for(len(sequence.ids)) - len(sequence.blocks)
+        # Room for whatever else this step may need, so that nobody is stopped for it.
+        spare = self.blocks_for(self._limits.step_tokens) + len(self._running)
+        if sequence.pending <= min(left, self._short) and missing + spare <= self._pool.free:
+            return self._grow(sequence, sequence.pending)
+        self._give_back(sequence)
+        return False
+
+    @property
+    def _short(self) -> int:
+        return self._limits.step_tokens // SHORT_PART
+
+    def _may_be_short(self, sequence: Sequence) -> bool:
+        """By the block up to which it would have to be found: one look, however long the prompt is."""
+        wanted = self.blocks_for(max(0, len(sequence.ids) - self._short))
+        if not wanted:
+            return True
+        if sequence.reusable is no_blocks or wanted * self._block_tokens >= len(sequence.ids):
+            return False
+        self._digest(sequence, wanted)
+        return self._pool.has(sequence.digests[wanted - 1])
+
+    def _start(self, sequence: Sequence, count: int, chunks: dict[int, Chunk]) -> None:
+        """It holds its blocks. One that was preempted for it waits behind it: its rank is lower."""
+        self._waiting.remove(sequence)
+        insort(self._running, sequence, key=_rank)
+        if sequence.kept:
+            self._restore(sequence)
+        else:
+            self._fetch(sequence)
+            sequence.reused = max(sequence.reused, min(sequence.computed, sequence.prompt_tokens))
+        chunks[sequence.order] = Chunk(sequence, sequence.computed, count)
 
     def _adopt_prefix(self, sequence: Sequence) -> None:
         """Hold what the pool has of its tokens. The last one is always computed: its logits choose the next."""

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gpu_worker.backends.base import Backend, LoadedModel
-from gpu_worker.backends.slots.slot import Arena, ModelSlot, SlotError
+from gpu_worker.backends.slots.arena import Arena
+from gpu_worker.backends.slots.slot import ModelSlot, SlotError
 from gpu_worker.backends.slots.weights import Movable, Pooled, SharesWeights
 from gpu_worker.edge.message_socket import PeerClosed
 from gpu_worker.engine_messages import Activate, Deactivate, FromEngine, ImageMoved, MoveImage, NotSwitched, Switched

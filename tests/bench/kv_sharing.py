@@ -4,9 +4,11 @@ The trace is the Mooncake conversation trace (arXiv:2407.00079) where it is foun
 made up. It names the content of every 512 tokens by a number; here each number stands for one KV block of 16 tokens,
 so that a small model can follow on a CPU.
 
-Two measurements. Bookkeeping: the whole trace through the real step scheduler and pool without a network, by size of
-the pool. Serving: every request of some conversations, one after the other, on SmolLM2 with the cache and on another
-engine without, in turns, so that both meet the same machine. The upper bound is what a cache of endless size finds.
+Three measurements. Bookkeeping: the whole trace through the real step scheduler and pool without a network, by size of
+the pool. Arrivals: requests as they came, through the same, in virtual time, where waiting behind others counts and the
+machine does not. Serving: every request of some conversations, one after the other, on SmolLM2 with the cache and on
+another engine without, in turns, so that both meet the same machine. The upper bound is what a cache of endless size
+finds; served one by one, first tokens cannot be sooner by more than there are fewer tokens to compute (tokens_p50).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,12 +37,17 @@ VOCABULARY = (100, 40_000)
 POOLS = (2_000, 20_000, 50_000, 100_000, 200_000)
 BLOCKS_MAX = 60
 """Longest prompt that is served."""
+UTILISATIONS = (0.02, 0.7, 0.8)
+"""How much of the time the engine without sharing would compute."""
+STEP_COST = 17.0
+"""What a step costs beside its tokens, in tokens: SmolLM2 on one core, 46 ms to read its weights and 2.7 a token."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request of the trace: what is in its blocks."""
+    """A request of the trace: what is in its blocks, and when it came, in ms."""
 
     hash_ids: list[int]
+    timestamp: float = 0.0
 
 
 class Told(NamedTuple):
@@ -63,14 +70,14 @@ def made_up(requests: int) -> Iterator[Asked]:
     chance = random.Random(1)
     talks: list[list[int]] = []
     fresh = 0
-    for _ in range(requests):
+    for number in range(requests):
         if not talks or chance.random() < 0.4:
             talks.append([0])
         talk = talks[-1 - min(int(chance.expovariate(0.05)), len(talks) - 1)]
         count = 1 + int(chance.expovariate(0.2))
         talk += range(fresh + 1, fresh + 1 + count)
         fresh += count
-        yield Asked(list(talk))
+        yield Asked(list(talk), 1_000.0 * number)
 
 
 def tokens_of(hash_ids: list[int]) -> list[int]:
@@ -113,6 +120,57 @@ def bookkeeping(trace: list[Asked], pool_blocks: int) -> float:
     return found / total
 
 
+def arrivals(trace: list[Asked], utilisation: float) -> dict[str, float]:
+    """First tokens with sharing and without. A unit is the time of one computed token."""
+    work = sum(BLOCK * len(asked.hash_ids) + 1 + STEP_COST for asked in trace)
+    pace = work / utilisation / max(1.0, trace[-1].timestamp - trace[0].timestamp)
+    chance = random.Random(3)
+    ticks = [(asked.timestamp + chance.random() * TICK_MS) * pace for asked in trace]
+    order = sorted(range(len(trace)), key=ticks.__getitem__)
+    queue = [(ticks[number], trace[number]) for number in order]
+    shared, plain = waits(queue, BlockPool(max(POOLS))), waits(queue, _Forgetful(max(POOLS)))
+    found: dict[str, float] = {}
+    for name, values in (("with", sorted(shared)), ("without", sorted(plain))):
+        found |= {f"{name}_p{share}": round(values[len(values) * share // 100]) for share in (50, 90, 99)}
+    return found | {"ratio_p50": round(found["without_p50"] / found["with_p50"], 2)}
+
+
+TICK_MS = 3_000
+"""How coarse the trace's clock is."""
+
+
+class _Forgetful(BlockPool):
+    """Finds nothing again."""
+
+    def match(self, digests: Iterable[bytes]) -> list[int]:
+        return []
+
+    def has(self, digest: bytes) -> bool:
+        return False
+
+
+def waits(queue: list[tuple[float, Asked]], pool: BlockPool) -> list[float]:
+    """From its arrival to its first token, of each request: (when it comes, which)."""
+    scheduler = StepScheduler(pool, BLOCK, b"bench", StepLimits(32, 256))
+    now = 0.0
+    begun = 0
+    found: list[float] = []
+    while begun < len(queue) or not scheduler.idle:
+        if scheduler.idle:
+            now = max(now, queue[begun][0])
+        while begun < len(queue) and queue[begun][0] <= now:
+            ids = [number * BLOCK + place for number in queue[begun][1].hash_ids for place in range(BLOCK)]
+            scheduler.add(Sequence(begun, [*ids, -1 - begun], 1))
+            begun += 1
+        chunks = scheduler.plan()
+        now += STEP_COST + sum(chunk.count for chunk in chunks)
+        scheduler.ran(chunks)
+        for sequence in [chunk.sequence for chunk in chunks if chunk.chooses]:
+            found.append(now - queue[sequence.ticket][0])
+            scheduler.remove(sequence)
+    return found
+
+
 def conversations(trace: list[Asked], requests: int) -> list[Asked]:
     """All turns of some conversations in the order of the trace. The block after the system prompt names one."""
     by_talk: dict[int, list[int]] = {}
@@ -151,13 +209,17 @@ def serving(trace: list[Asked], kv_mb: int) -> dict[str, Any]:
         both.append((told[id(cached)], told[id(plain)]))
     prompt_tokens, reused = cached.prompt_tokens - before[0], cached.reused_tokens - before[1]
     blocks = sum(len(asked.hash_ids) for asked in trace)
-    followed = [pair for pair, known in zip(both, known_blocks(trace), strict=True) if known > 1]
+    known = known_blocks(trace)
+    whole = statistics.median(BLOCK * len(asked.hash_ids) + 1 for asked in trace)
+    rest = statistics.median(BLOCK * (len(asked.hash_ids) - n) + 1 for asked, n in zip(trace, known, strict=True))
+    followed = [pair for pair, n in zip(both, known, strict=True) if n > 1]
     return {
         "requests": len(trace),
         "prompt_tokens": prompt_tokens,
         "pool_blocks": cached._scheduler._pool.count,
         "hit_rate": round(reused / (BLOCK * blocks), 4),
         "upper_bound": round(bound(trace), 4),
+        "tokens_p50": {"with": rest, "without": whole, "ratio": round(whole / rest, 2)},
         "all": figures(both),
         "later_turns": {"requests": len(followed), **figures(followed)},
         "answers_differ": sum(one[0].tokens != one[1].tokens for one in both),
@@ -184,14 +246,16 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--requests", type=int, default=100, help="about so many are served")
     parser.add_argument("--kv-mb", type=int, default=512)
-    parser.add_argument("--only", choices=("bookkeeping", "serving"))
+    parser.add_argument("--only", choices=("bookkeeping", "arrivals", "serving"))
     options = parser.parse_args()
     trace = trace_of(options.trace)
     report: dict[str, Any] = {"trace": options.trace.name if options.trace.exists() else "made up"}
-    if options.only != "serving":
+    if options.only in (None, "bookkeeping"):
         rates = {str(size): round(bookkeeping(trace, size), 4) for size in POOLS}
         report["bookkeeping"] = {"requests": len(trace), "upper_bound": round(bound(trace), 4), "by_pool": rates}
-    if options.only != "bookkeeping" and (SMOLLM2 / "build.json").exists():
+    if options.only in (None, "arrivals"):
+        report["arrivals"] = {str(load): arrivals(trace, load) for load in UTILISATIONS}
+    if options.only in (None, "serving") and (SMOLLM2 / "build.json").exists():
         report["serving"] = serving(conversations(trace, options.requests), options.kv_mb)
     print(json.dumps(report, indent=2))
 

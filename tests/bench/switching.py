@@ -61,11 +61,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Memcpy:
-    """Copies between two buffers that are there already. Rates in bytes per ms."""
+    """Copies between two buffers that are there already, by one thread, as the mover is one. Rates in bytes per ms."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._buffers = [ctypes.create_string_buffer(size) for _ in range(2)]
+        for buffer in self._buffers:
+            ctypes.memset(buffer, 1, size)
         self.rates: list[float] = []
 
     def measure(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,8 +19,9 @@ import torch
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from gpu_worker.backends.decoder.model import DecoderModel
-from gpu_worker.backends.slots.address_space import copy
-from gpu_worker.backends.slots.slot import Arena, ModelSlot, SlotError
+from gpu_worker.backends.slots.address_space import AddressRange, bytes_at, copy
+from gpu_worker.backends.slots.arena import Arena
+from gpu_worker.backends.slots.slot import ModelSlot, SlotError
 from gpu_worker.backends.slots.tensor_weights import tensor_weights
 from gpu_worker.backends.slots.weights import Movable
 from gpu_worker.backends.torch_backend import TorchBackend
@@ -150,12 +153,74 @@ def test_images_on_the_disk_have_no_name(arena: Arena, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.fixture
+def two_pages(arena: Arena) -> Iterator[tuple[Arena, AddressRange]]:
+    reserved = AddressRange(2 * arena.page_bytes)
+    yield arena, reserved
+    reserved.release()
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_pages_keep_their_page_table_entries_from_model_to_model(two_pages: tuple[Arena, AddressRange]) -> None:
+    """The kernel needs as long to make them as to copy what is in the pages."""
+    arena, reserved = two_pages
+    others = AddressRange(reserved.size)
+    arena.lend([5, 9], reserved.address)
+    bytes_at(reserved.address, reserved.size)[:] = b"a" * arena.page_bytes + b"b" * arena.page_bytes
+    arena.take_back([5, 9], reserved.address)
+    reserved.unmap()
+    before = _faults()
+    for target in (others, reserved):
+        arena.lend([9, 5], target.address)
+        ctypes.memset(target.address, ord("c"), 1)
+        assert ctypes.string_at(target.address + arena.page_bytes, 1) == b"a"
+        arena.take_back([9, 5], target.address)
+        target.unmap()
+    assert _faults() - before < 2 * reserved.size // mmap.PAGESIZE  # as many when each was made anew
+    others.release()
+
+
+def test_a_kernel_that_cannot_move_pages_maps_them(
+    two_pages: tuple[Arena, AddressRange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena, reserved = two_pages
+    monkeypatch.setattr("gpu_worker.backends.slots.arena.move", lambda source, target, size: False)
+    for pages, expected in (([5, 9], b"\0\0"), ([9, 5], b"ba"), ([5, 9], b"ba")):
+        arena.lend(pages, reserved.address)
+        found = [bytes_at(reserved.address, reserved.size)[place * arena.page_bytes] for place in (0, 1)]
+        assert bytes(found) == expected
+        bytes_at(reserved.address, reserved.size)[0 :: arena.page_bytes] = b"ab"
+        arena.take_back(pages, reserved.address)
+        reserved.unmap()
+
+
+def test_pages_that_come_back_without_being_read_are_at_home(arena: Arena, tmp_path: Path) -> None:
+    """Of an image that could not be read: the next model is lent the same ones."""
+    broken, sound = (load(save(tmp_path / family, family), kv_mb=1) for family in ("llama", "qwen3"))
+    expected = answers(sound)
+    slots = [ModelSlot(model.weights(), arena) for model in (broken, sound)]
+    slots[0].move_image("disk")
+    [file] = [link for link in Path("/proc/self/fd").iterdir() if _shows(link, tmp_path)]
+    with open(file, "r+b") as stream:
+        stream.truncate(100)
+    for turn in range(3):
+        with pytest.raises(OSError, match="ends after 100"):
+            slots[0].activate(page_table(slots[0].size, arena, turn))
+        slots[1].activate(page_table(slots[1].size, arena, turn))
+        assert answers(sound) == expected
+        slots[1].deactivate()
+
+
 def test_weights_that_are_not_there_are_no_weights() -> None:
     """A model that runs although it is not active ends its process; it never answers with what others left there."""
     code = (
         "import torch\n"
         "from pathlib import Path\n"
-        "from gpu_worker.backends.slots.slot import Arena, ModelSlot\n"
+        "from gpu_worker.backends.slots.arena import Arena\n"
+        "from gpu_worker.backends.slots.slot import ModelSlot\n"
         "from gpu_worker.backends.slots.tensor_weights import tensor_weights\n"
         "weight = torch.ones(1000)\n"
         "slot = ModelSlot(tensor_weights([weight]), Arena(-1, 65536, Path('.')))\n"

@@ -9,21 +9,24 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
-
-from gpu_worker.memory.pages import runs
 
 PROT_NONE = 0
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
 MAP_POPULATE = 0x8000
 """Linux: all page tables are made at once, which takes a fifth of the time that faults take."""
+MREMAP_MAYMOVE = 1
+MREMAP_FIXED = 2
+MREMAP_DONTUNMAP = 4
+"""Linux 5.13: the source keeps its addresses, so that nobody else's memory lands there meanwhile."""
 FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 
 
 class AddressRange:
@@ -32,15 +35,6 @@ class AddressRange:
     def __init__(self, size: int) -> None:
         self.size = size
         self.address = _map(None, size, PROT_NONE, _NOTHING, -1, 0)
-
-    def map(self, arena: int, pages: Sequence[int], page_bytes: int) -> None:
-        """`arena`: file descriptor. The pages in this order, from the start of the range. Raises OSError."""
-        at = self.address
-        for first, count in runs(pages):
-            length = count * page_bytes
-            flags = mmap.MAP_SHARED | MAP_FIXED | MAP_POPULATE
-            _map(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, arena, first * page_bytes)
-            at += length
 
     def unmap(self) -> None:
         """The addresses stay reserved."""
@@ -60,6 +54,24 @@ def _map(at: int | None, size: int, protection: int, flags: int, file: int, offs
         number = ctypes.get_errno()
         raise OSError(number, f"mmap of {size} bytes: {os.strerror(number)}")
     return address
+
+
+def map_file(file: int, size: int) -> int:
+    """Where its first `size` bytes are now, shared and writable. Page table entries are made at first use. Raises
+    OSError."""
+    return _map(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+
+
+def map_file_at(address: int, file: int, offset: int, size: int, flags: int = 0) -> None:
+    """In place of what is there; flags: MAP_POPULATE makes all page table entries. Raises OSError."""
+    _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED | flags, file, offset)
+
+
+def move(source: int, target: int, size: int) -> bool:
+    """What is mapped at `source` is mapped at `target` with the page table entries it has, and has none at `source`
+    any more. False: the kernel cannot do that here, and what was at the target may be gone."""
+    flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP
+    return bool(_libc.mremap(source, size, size, flags, target) == target)
 
 
 def bytes_at(address: int, size: int) -> memoryview:

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from gpu_worker.backends.slots.address_space import AddressRange
+from gpu_worker.backends.slots.arena import Arena
 from gpu_worker.backends.slots.image import Image, offsets_of
 from gpu_worker.backends.slots.weights import Weight
 from gpu_worker.memory.pages import pages_of
 from gpu_worker.memory.slots import Below, SwitchClass
-
-
-class Arena(NamedTuple):
-    """The memory of a device. file: descriptor of all its pages. folder: for images that leave host memory."""
-
-    file: int
-    page_bytes: int
-    folder: Path
-
-    @property
-    def pages(self) -> int:
-        return os.fstat(self.file).st_size // self.page_bytes
 
 
 class SlotError(Exception):
@@ -72,17 +58,25 @@ class ModelSlot:
             raise SlotError(f"the arena has pages 0 to {self._arena.pages - 1}")
         from_tier = self._image.tier
         try:
-            self._range.map(self._arena.file, wanted, self._arena.page_bytes)
-            self._image.write_to(self._range.address)
+            self._fill(wanted)
         except OSError:
             self._range.unmap()
             raise
         self._pages = wanted
         return from_tier
 
+    def _fill(self, pages: Sequence[int]) -> None:
+        self._arena.lend(pages, self._range.address)
+        try:
+            self._image.write_to(self._range.address)
+        except OSError:
+            self._arena.take_back(pages, self._range.address)
+            raise
+
     def deactivate(self) -> None:
         """The pages are the device's again. Weights do not change, so nothing is copied back."""
-        self._pages = ()
+        pages, self._pages = self._pages, ()
+        self._arena.take_back(pages, self._range.address)
         self._range.unmap()
 
     def move_image(self, to: Below) -> None:
@@ -94,6 +88,6 @@ class ModelSlot:
 
     def close(self) -> None:
         """The model is gone, too: its tensors must not be used any more."""
-        self._pages = ()
+        self.deactivate()
         self._range.release()
         self._image.close()

@@ -53,6 +53,51 @@ def test_a_long_prompt_comes_in_chunks_and_does_not_hold_up_who_decodes() -> Non
     ]
 
 
+def test_a_prompt_with_a_short_rest_passes_a_longer_one_that_keeps_half_of_the_step() -> None:
+    scheduler, _ = made(blocks=60, sequences=8, tokens=16)
+    scheduler.add(asked(1, 12, answer=1, base=5))
+    step(scheduler)
+    scheduler.add(asked(2, 100))
+    scheduler.add(asked(3, 100))
+    assert step(scheduler) == [(2, 0, 16)]
+    scheduler.add(asked(4, 3, answer=1))
+    scheduler.add(asked(5, 12, answer=1, base=5))  # two of its three blocks are found
+    scheduler.add(asked(6, 2, answer=1))
+    assert step(scheduler) == [(4, 0, 3), (5, 8, 4), (2, 16, 9)]
+    assert step(scheduler) == [(6, 0, 2), (2, 25, 14)]
+
+
+def test_whoever_is_passed_needs_at_most_twice_as_many_steps() -> None:
+    scheduler, _ = made(blocks=60, sequences=8, tokens=16)
+    scheduler.add(asked(1, 96, answer=1))
+    steps = 0
+    while any(one.ticket == 1 for one in (*scheduler.running, *scheduler.waiting)):
+        for ticket in range(4):
+            scheduler.add(asked(100 + 4 * steps + ticket, 4, answer=1))
+        step(scheduler)
+        steps += 1
+    assert steps == 2 * 96 // 16
+
+
+def test_a_short_rest_does_not_pass_a_more_urgent_prompt() -> None:
+    scheduler, _ = made(blocks=60, sequences=8, tokens=16)
+    scheduler.add(asked(1, 40, priority=0))
+    scheduler.add(asked(2, 2, priority=1))
+    assert [step(scheduler) for _ in range(3)] == [[(1, 0, 16)], [(1, 16, 16)], [(1, 32, 8), (2, 0, 2)]]
+
+
+@pytest.mark.parametrize(("blocks", "sequences"), [(60, 3), (11, 8)])
+def test_a_short_rest_takes_neither_the_last_place_nor_the_last_blocks(blocks: int, sequences: int) -> None:
+    """A place for the second, in one case; in the other the blocks that the first needs in this step."""
+    scheduler, _ = made(blocks, sequences, tokens=16)
+    scheduler.add(asked(1, 36))
+    scheduler.add(asked(2, 2, answer=9))
+    assert step(scheduler) == [(2, 0, 2), (1, 0, 14)]
+    scheduler.add(asked(3, 2))
+    assert step(scheduler) == [(2, 2, 1), (1, 14, 15)]
+    assert scheduler.preemptions == 0
+
+
 def test_first_come_first_served_within_a_priority() -> None:
     scheduler, _ = made(sequences=2, tokens=8)
     for ticket, priority in ((1, 2), (2, 1), (3, 0), (4, 1)):
