@@ -11,6 +11,7 @@ from schemas.codec import decode_work
 from schemas.wire import CodecError
 from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord, WorkItem
+from sie_stream.rollout_records import pinned_in
 
 
 def admit(state: WorkerState, records: Sequence[LogRecord]) -> None:
@@ -90,6 +91,8 @@ def _queue_run(state: WorkerState, partition: Partition, records: Sequence[LogRe
         size = len(record.value or b"")
         opened_bytes += size
         item = Item(work, partition, record.offset, queue, size)
+        if record.headers:
+            item.passed = pinned_in(record.headers)
         if work.deadline_at_ms:
             queue.deadlines = True
         if queue.ordered and (work.key or work.session):

@@ -200,7 +200,7 @@ class Outcomes:
                 result = _result(turn, item, answer, "ok", built, None)
                 self._terminal(item, result, batch.finisher.launch, output)
             else:
-                told = self._told(item, len(value)) if item.touches else ()
+                told = self._told(item, len(value)) if item.touches or item.passed else ()
                 append(LogWrite(results_topic, value, result_key(work.key, work.request_id), None, told))
 
     def _failed(self, turn: Turn, item: Item, answer: EngineOutput, error: ResultError, output: Output) -> None:
@@ -333,7 +333,7 @@ class Outcomes:
             )
         if work.variant[:1] == SHADOW:
             key = result_key(work.key, work.request_id)
-            output.writes.append(LogWrite(self._names.shadow, encode_result(result), key))
+            output.writes.append(LogWrite(self._names.shadow, encode_result(result), key, None, item.passed))
             return
         told = self._told(item, size)
         writes = terminal_writes(self._names, result, work.key, copies, encode_result, result_json, told)
@@ -341,8 +341,8 @@ class Outcomes:
         output.copies.extend(writes[1:])
 
     def _told(self, item: Item, size: int) -> Headers:
-        """What happened to it here, beside a value of `size` bytes; left out where it does not fit."""
-        return touch_headers(item.touches) if size + HEADER_BYTES_MAX < self._value_bytes_max else ()
+        """What happened to it here and before, beside a value of `size` bytes; left out where it does not fit."""
+        return touch_headers(item.touches) + item.passed if size + HEADER_BYTES_MAX < self._value_bytes_max else ()
 
     def _too_large(self, size: int) -> ResultError:
         message = f"the result has {size} bytes, allowed are {self._value_bytes_max} (setting record_bytes_max)."

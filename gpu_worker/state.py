@@ -17,7 +17,7 @@ from sie_stream.offsets import OffsetLedger
 from sie_stream.postprocess import Stage2
 from sie_stream.privacy.vault import Guard
 from sie_stream.provenance import Placed
-from sie_stream.records import LogRecord, WorkItem
+from sie_stream.records import Headers, LogRecord, WorkItem
 from sie_stream.touches import CameIn, Touch
 
 NEVER = float("-inf")
@@ -85,6 +85,8 @@ class Item(Struct, gc=False, eq=False):
     """Models that came to a device while it waited for one, by slot. Those of the replica that it is given to count."""
     touches: tuple[Touch, ...] = ()
     """What its result tells of moves, retries and those arrivals."""
+    passed: Headers = ()
+    """Headers of its work record that its result has, too."""
 
 
 class Finisher(Struct, frozen=True):

@@ -153,7 +153,8 @@ def _cost(new: VariantStats, old: VariantStats, limit: float) -> GateResult:
 def is_sane(stats: VariantStats) -> bool:
     """What was written to the log by others must not stop the fold: counts count something, and not beyond reason."""
     counts = [stats.ok, stats.failed, stats.expired, stats.schema_violations, stats.busy_us, stats.tokens]
-    if not all(0 <= count <= COUNT_MAX for count in counts) or stats.schema_violations > stats.failed:
+    parts = stats.schema_violations <= stats.failed and 0 <= stats.pinned <= stats.samples
+    if not all(0 <= count <= COUNT_MAX for count in counts) or not parts:
         return False
     names = [*stats.scores, *stats.labels, *(value for tally in stats.labels.values() for value in tally)]
     if len(stats.scores) + len(stats.labels) > 2 * FIELDS_MAX or any(len(name) > NAME_CHARS_MAX for name in names):
@@ -188,6 +189,7 @@ def added(one: VariantStats, other: VariantStats) -> VariantStats:
             name: _counts(one.labels.get(name, {}), other.labels.get(name, {}))
             for name in _names(one.labels, other.labels)
         },
+        pinned=one.pinned + other.pinned,
     )
 
 

@@ -279,9 +279,10 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
         return state, None
     if now_ms - state.since_ms < state.plan.hold_ms or not state.windows:
         return state, None
-    if state.new.samples < state.plan.samples_min:
-        few = f"too few samples of the new version: {state.new.samples} of {state.plan.samples_min}"
-        return _hold_quietly(state, few)
+    if state.new.by_key < state.plan.samples_min:
+        few = f"too few samples of the new version: {state.new.by_key} of {state.plan.samples_min}"
+        beside = f", beside {state.new.pinned} that were pinned to it" if state.new.pinned else ""
+        return _hold_quietly(state, few + beside)
     if state.answered_ms and now_ms - state.answered_ms > STATS_LOST_MS:
         # It may hang, and then it has no errors and no latencies: its last good ones prove nothing.
         return _hold(state, f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s", now_ms)

@@ -41,6 +41,12 @@ def taking_over(plan: Plan, version: str, before: str) -> str:
         if plan.shadow
         else ""
     )
+    if not plan.promotes:
+        return (
+            f"Version {version} is loaded beside {before} and answers its golden requests. {copies}Then it takes "
+            f"{shares} % of the keys until somebody ends it: it is compared, and not promoted by itself. A breach of "
+            "its gates takes it back at once."
+        )
     return (
         f"Version {version} is loaded beside {before} and answers its golden requests. {copies}"
         f"Then it takes {shares} % of the keys, each share {needs}. "

@@ -112,8 +112,25 @@ def why_not(model: ModelState, rollout: RolloutState, order: str) -> str:
     others = ", ".join(name for name in model.rollouts if name != rollout.variant)
     if order == "promote" and others:
         return f"{rollout.version} is to get all keys, and others have a part of them: abort {others} first."
+    if order == "pause" and rollout.paused:
+        return (
+            f"The rollout of {rollout.version} is paused already, by {rollout.paused}; `sie-stream rollout resume "
+            f"{model.model}{_option(rollout)}` lets it go on."
+        )
+    if order == "resume" and not rollout.paused:
+        return f"The rollout of {rollout.version} is not paused: it is {rollout.phase}."
+    if order == "promote" and rollout.phase == "loading":
+        return (
+            f"No replica of {rollout.version} is ready yet, so no key can go to it. `sie-stream rollout status "
+            f"{model.model}` shows when one is."
+        )
     state = f"{rollout.phase}{', paused' if rollout.paused else ''}"
     return f"It cannot be done now: the rollout of {rollout.version} is {state}."
+
+
+def _option(rollout: RolloutState) -> str:
+    """What names its variant to a command; the usual one needs no name."""
+    return "" if rollout.variant == "canary" else f" --variant {rollout.variant}"
 
 
 # ---------------------------------------------------------------- units

@@ -134,6 +134,10 @@ class PlainWriter(Protocol):
         """Raises LogError when something could not be delivered within the wait."""
         ...
 
+    def delivered(self, writes: Sequence[LogWrite], wait_ms: int) -> list[int]:
+        """Write to a topic of one partition and wait: the offset of each record. Raises LogError."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from sie_stream.ids import variant_unit
+from sie_stream.records import Headers, header
 
 Sketch = dict[int, int]
 """{bucket: count} of a number; buckets as in sie_stream/sketch.py."""
@@ -30,10 +31,19 @@ class VariantStats(Struct, frozen=True):
     """By numeric output field."""
     labels: dict[str, dict[str, int]] = {}
     """By output field that holds short texts or booleans: how often each value came."""
+    pinned: int = 0
+    """Of all these, those that came whatever their key. Who pins requests chooses them: what was answered to them is in
+    no score and no label, since others' answers are no measure of it.
+    """
 
     @property
     def samples(self) -> int:
         return self.ok + self.failed + self.expired
+
+    @property
+    def by_key(self) -> int:
+        """Those that stand for all traffic."""
+        return self.samples - self.pinned
 
 
 class VariantWindow(Struct, frozen=True, tag=True):
@@ -93,6 +103,16 @@ def answering_unit(model: str, variant: str) -> str:
     """
     named = variant.removeprefix(SHADOW)
     return model if named in ("", STABLE) else variant_unit(model, named)
+
+
+PINNED_HEADER = "sie-pinned"
+"""Of a work record, and of the result: its variant was chosen by content or by version, not by its key."""
+PINNED: Headers = ((PINNED_HEADER, b"1"),)
+
+
+def pinned_in(headers: Headers) -> Headers:
+    """What of these headers a stage before the result passes on."""
+    return PINNED if headers and header(headers, PINNED_HEADER) is not None else ()
 
 
 class VariantRule(Struct, frozen=True):

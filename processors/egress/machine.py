@@ -18,7 +18,7 @@ from sie_stream.input_schema import compile_schema
 from sie_stream.postprocess import Stage2, build_outputs, finish_result, stage2_of
 from sie_stream.provenance import ResultTopics, dead_letter, result_json, result_key, terminal_writes
 from sie_stream.records import CommittedOffset, Headers, LogRecord, LogWrite, RawOutput, ResultError
-from sie_stream.rollout_records import SHADOW
+from sie_stream.rollout_records import SHADOW, pinned_in
 from sie_stream.settings import Settings
 from sie_stream.touches import kept_headers
 
@@ -105,7 +105,7 @@ class EgressMachine:
             except CodecError as refusal:
                 writes.append(self._letter(record, refusal, event.now_ms))
             else:
-                writes += self._terminal(raw, event.now_ms, kept_headers(record.headers))
+                writes += self._terminal(raw, event.now_ms, kept_headers(record.headers) + pinned_in(record.headers))
         return CommitOutputs(writes, offsets)
 
     def _terminal(self, raw: RawOutput, now_ms: int, told: Headers) -> list[LogWrite]:
@@ -127,7 +127,8 @@ class EgressMachine:
         else:
             self.counts.finished += 1
         if partial.variant[:1] == SHADOW:
-            return [LogWrite(self._names.shadow, codec.encode_result(result), result_key(raw.key, result.request_id))]
+            key = result_key(raw.key, result.request_id)
+            return [LogWrite(self._names.shadow, codec.encode_result(result), key, None, told)]
         row = self._rows.get(partial.model)
         copies = ResultTopics(
             output=self._existing(raw.output_topic),

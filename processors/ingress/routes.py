@@ -79,14 +79,14 @@ class CompiledRoute:
             self.broken = str(error)
         self.plain = not (self.broken or self.generates or self.tokeniser or row.quota_per_s)
 
-    def variant(self, sticky: bytes, version: str, content: Content) -> VariantRow:
-        """The variant that answers. Raises InvalidRequest (unknown_version, no_variant)."""
+    def pinned(self, version: str, content: Content) -> VariantRow | None:
+        """The variant that answers whatever the key; None: the key decides. Raises InvalidRequest (unknown_version)."""
         if version:
             return pinned_variant(self.row.variants, self.row.model, version)
-        if self.selector is not None:
-            pinned = self.selector.pinned(content)
-            if pinned is not None:
-                return pinned
+        return None if self.selector is None else self.selector.pinned(content)
+
+    def by_key(self, sticky: bytes) -> VariantRow:
+        """The variant that answers to a key. Raises InvalidRequest (no_variant)."""
         return self.only or choose_variant(self.row.variants, sticky, self.salt)
 
     def copied_to(self, sticky: bytes, answering: VariantRow) -> Iterator[VariantRow]:

@@ -18,8 +18,8 @@ from sie_stream.control import RouteRow, VariantRow
 from sie_stream.errors import InvalidRequest
 from sie_stream.ids import keyed_hash
 from sie_stream.provenance import KEY_BYTES_MAX
-from sie_stream.records import TRACEPARENT_HEADER, InferenceRequest, LogRecord, LogWrite, WorkItem, header
-from sie_stream.rollout_records import SHADOW
+from sie_stream.records import TRACEPARENT_HEADER, Headers, InferenceRequest, LogRecord, LogWrite, WorkItem, header
+from sie_stream.rollout_records import PINNED, SHADOW
 from sie_stream.routing import PRIORITY_LANES, bucket_of, partition_of, sticky_key
 from sie_stream.settings import Settings
 
@@ -28,6 +28,7 @@ SEED_BITS = 53
 """A derived seed fits a double, so that JavaScript reads it from a JSON result unchanged."""
 WORK_OVERHEAD_BYTES = 1_024
 NO_PARAMETERS = b"null"
+NO_HEADERS: Headers = ()
 
 
 class _Parameters(Struct, frozen=True, gc=False):
@@ -68,10 +69,9 @@ class WorkBuilder:
         """The work item of a good request. Raises InvalidRequest for every other one."""
         row = route.row
         key = record.key or b""
-        variant = route.only
+        variant, headers = route.only, NO_HEADERS
         if version or variant is None:
-            content = Content(record.headers, request.tenant, bytes(request.inputs))
-            variant = route.variant(sticky_key(request.session, key, request_id), version, content)
+            variant, headers = _chosen(record, request_id, request, route, version)
         deadline_ms = request.deadline_ms or row.deadline_ms
         deadline_at_ms = _deadline_at_ms(record, deadline_ms, now_ms) if deadline_ms else 0
         token_ids = parameters = seed = None
@@ -113,16 +113,18 @@ class WorkBuilder:
         if len(value) > self.work_bytes_max:
             raise _too_large(len(value), self.work_bytes_max)
         if route.shadows:
-            self._copy(item, record, route, variant)
-        return _placed(item, value, record, variant, route)
+            self._copy(item, record, route, variant, headers)
+        return _placed(item, value, record, variant, route, headers)
 
-    def _copy(self, item: WorkItem, record: LogRecord, route: CompiledRoute, variant: VariantRow) -> None:
+    def _copy(
+        self, item: WorkItem, record: LogRecord, route: CompiledRoute, variant: VariantRow, headers: Headers
+    ) -> None:
         """Copies for shadow variants; `copies` is taken by whoever writes the item itself."""
         for shadow in route.copied_to(sticky_key(item.session, record.key or b"", item.request_id), variant):
             copy = msgspec.structs.replace(
                 item, version=shadow.version, variant=SHADOW + shadow.variant, reply_topic=None, output_topic=None
             )
-            self.copies.append(_placed(copy, codec.encode_work(copy), record, shadow, route))
+            self.copies.append(_placed(copy, codec.encode_work(copy), record, shadow, route, headers))
 
     def _inspect(
         self, request_id: str, request: InferenceRequest, inputs: bytes, route: CompiledRoute, now_ms: int
@@ -211,7 +213,19 @@ class WorkBuilder:
         raise InvalidRequest("bad_reply_topic", f"reply_topic {topic[:256]!r} {problem}.", "reply_topic")
 
 
-def _placed(item: WorkItem, value: bytes, record: LogRecord, variant: VariantRow, route: CompiledRoute) -> LogWrite:
+def _chosen(
+    record: LogRecord, request_id: str, request: InferenceRequest, route: CompiledRoute, version: str
+) -> tuple[VariantRow, Headers]:
+    """The variant that answers, and a mark when something else than the key chose it. Raises InvalidRequest."""
+    pinned = route.pinned(version, Content(record.headers, request.tenant, bytes(request.inputs)))
+    if pinned is None:
+        return route.by_key(sticky_key(request.session, record.key or b"", request_id)), NO_HEADERS
+    return pinned, PINNED if len(route.row.variants) > 1 else NO_HEADERS  # else there is nothing to compare
+
+
+def _placed(
+    item: WorkItem, value: bytes, record: LogRecord, variant: VariantRow, route: CompiledRoute, headers: Headers
+) -> LogWrite:
     """The record of a work item: in the topic of its variant, by lane and bucket."""
     lane, session = item.priority, item.session
     topic, width, spill = route.row.topic, route.row.width, route.spill
@@ -221,7 +235,7 @@ def _placed(item: WorkItem, value: bytes, record: LogRecord, variant: VariantRow
     if width != 1:
         key = sticky_key(session, record.key or b"", item.request_id)
         partition = partition_of(lane, bucket_of(key, width, spill), width)
-    return LogWrite(topic, value, session.encode() if session else record.key, partition)
+    return LogWrite(topic, value, session.encode() if session else record.key, partition, headers)
 
 
 def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:

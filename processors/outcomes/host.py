@@ -149,7 +149,7 @@ class OutcomesHost:
             self.undecodable += 1
             return
         if result.model in self._split:
-            book.add(result, record.timestamp_ms, record.partition, record.offset)
+            book.add(result, record.timestamp_ms, record.partition, record.offset, record.headers)
 
     def _read_to_ms(self, book: WindowBook, now_ms: int) -> int:
         """The moment up to which everything is read; 0: no window is due, or something of it is hidden still."""

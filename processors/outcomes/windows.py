@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from sie_stream.records import Result
-from sie_stream.rollout_records import SHADOW, VariantStats, VariantWindow
+from sie_stream.records import Headers, Result
+from sie_stream.rollout_records import SHADOW, VariantStats, VariantWindow, pinned_in
 from sie_stream.sketch import bucket_of
 
 WINDOW_MS = 2_000
@@ -26,6 +26,8 @@ LABEL_CHARS_MAX = 64
 OTHER = "(other)"
 STAGE2_CODES = frozenset({"output_schema_mismatch", "output_missing", "output_not_text"})
 """Failures that say that the model's answer does not fit its output_schema."""
+COUNTED = frozenset({"ok", "failed", "expired"})
+"""Endings that are samples of a version."""
 
 _outputs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value_decoder = msgspec.json.Decoder(float | str | bool | None)
@@ -43,6 +45,7 @@ class _Tally(Struct):
     latency: dict[int, int] = msgspec.field(default_factory=dict)
     scores: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     labels: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    pinned: int = 0
 
     def add(self, result: Result) -> None:
         timings, provenance = result.timings_ms, result.provenance
@@ -51,8 +54,6 @@ class _Tally(Struct):
             _count(self.latency, bucket_of(timings.total))
             self.busy_us += round(1_000 * timings.inference / max(1, provenance.batch_size))
             self.tokens += result.usage.prompt_tokens + result.usage.completion_tokens
-            if result.outputs is not None:
-                self._outputs(result.outputs)
         elif result.status == "expired":
             self.expired += 1
         elif result.status == "failed":
@@ -60,7 +61,8 @@ class _Tally(Struct):
             if result.error is not None and result.error.code in STAGE2_CODES:
                 self.schema_violations += 1
 
-    def _outputs(self, outputs: bytes) -> None:
+    def add_outputs(self, outputs: bytes) -> None:
+        """The scores and labels of one answer."""
         try:
             fields = _outputs_decoder.decode(outputs)
         except msgspec.MsgspecError:
@@ -102,6 +104,7 @@ class _Tally(Struct):
                 for name, counts in sorted(self.labels.items())
                 if len(counts) < LABELS_MAX  # free text is no category
             },
+            pinned=self.pinned,
         )
 
 
@@ -141,8 +144,12 @@ class WindowBook:
         for window in self._windows.values():
             window.complete = False
 
-    def add(self, result: Result, timestamp_ms: int, partition: int, offset: int) -> None:
-        """One terminal record (or, of a shadow, what would have been one) that reached a variant."""
+    def add(self, result: Result, timestamp_ms: int, partition: int, offset: int, headers: Headers = ()) -> None:
+        """One terminal record (or, of a shadow, what would have been one) that reached a variant.
+
+        Whoever pins requests chooses which: that they fail or are slow says something of the version, what is answered
+        to them says nothing of how it would answer all others.
+        """
         if not result.variant:
             return  # refused by ingress: no variant saw it
         start_ms = timestamp_ms - timestamp_ms % self._window_ms
@@ -158,6 +165,10 @@ class WindowBook:
         if tally is None:
             tally = window.tallies[key] = _Tally()
         tally.add(result)
+        if pinned_in(headers):
+            tally.pinned += result.status in COUNTED
+        elif result.outputs is not None:
+            tally.add_outputs(result.outputs)
         if result.variant[:1] != SHADOW:
             span = window.offsets.setdefault(partition, [offset, offset + 1])
             span[0], span[1] = min(span[0], offset), max(span[1], offset + 1)

@@ -48,7 +48,8 @@ def ask(
     timeout_s: float,
     tick: Tick = nothing,
 ) -> list[Decision]:
-    """The first answer about each subject among the decisions written after the question, in the order they come.
+    """The answers to these commands, in the order they come: about each command's subject the first decision whose
+    cause is the command itself or a later record. What somebody else asked just before is answered to him.
 
     Raises NotReady when one is missing after `timeout_s`.
     """
@@ -57,9 +58,8 @@ def ask(
     try:
         places = [TopicPartition(topics.decisions, number) for number in range(reader.partitions_of(topics.decisions))]
         reader.assign(reader.end_offsets(places))
-        writer.write([LogWrite(topics.cluster, encode_cluster(command)) for command in commands])
-        writer.flush(10_000)
-        return _collect(reader, list(subjects), answers, timeout_s, tick)
+        asked = writer.delivered([LogWrite(topics.cluster, encode_cluster(command)) for command in commands], 10_000)
+        return _collect(reader, list(zip(subjects, asked, strict=True)), answers, timeout_s, tick)
     finally:
         reader.close()
         writer.close()
@@ -76,7 +76,10 @@ def show_answer(answer: Decision, output: OutputFormat, words: Iterable[str], re
         raise typer.Exit(1)
 
 
-def _collect(reader: KafkaReader, waiting: list[str], answers: Subject, timeout_s: float, tick: Tick) -> list[Decision]:
+def _collect(
+    reader: KafkaReader, waiting: list[tuple[str, int]], answers: Subject, timeout_s: float, tick: Tick
+) -> list[Decision]:
+    """`waiting`: subject and offset of each command."""
     found: list[Decision] = []
     deadline = time.monotonic() + timeout_s
     while waiting:
@@ -86,13 +89,15 @@ def _collect(reader: KafkaReader, waiting: list[str], answers: Subject, timeout_
             except CodecError:
                 continue  # not the answer; `sie-stream audit decisions` reports what cannot be read
             subject = answers(decision)
-            if subject in waiting:
-                waiting.remove(subject)
+            command = next((one for one in waiting if one[0] == subject and one[1] <= decision.cause_offset), None)
+            if command is not None:
+                waiting.remove(command)
                 found.append(decision)
         tick()
         if waiting and time.monotonic() > deadline:
+            names = [subject for subject, _ in waiting]
             raise NotReady(
-                f"the scheduler did not answer within {timeout_s:g} s about {', '.join(waiting[:5])}. "
+                f"the scheduler did not answer within {timeout_s:g} s about {', '.join(names[:5])}. "
                 "Is it running? `sie-stream doctor` looks. What was asked for is written down: it is done once a "
                 "scheduler runs, without asking again."
             )

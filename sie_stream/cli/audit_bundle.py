@@ -53,6 +53,7 @@ from sie_stream.edge.signing import (
 from sie_stream.errors import ConfigError
 
 PII_KEY_BYTES = 32
+VERIFY = "verify.json"
 
 
 def keygen(
@@ -141,7 +142,7 @@ def _fill(
     routes = Routes(reader, settings.topics)
     cut = cut_of(connection, reader, routes, asked)
     report = verified(connection, reader, routes, cut)
-    _write(folder / "verify.json", {"proven": report.proven, **msgspec.to_builtins(report)})
+    _write(folder / VERIFY, {"proven": report.proven, **msgspec.to_builtins(report)})
     declared = declared_outputs(reader, settings.topics, connection.reader)
     payloads = Payloads(reader, routes, settings.topics, secret, key_table_of(connection), declared)
     rows = write_tables(folder, connection, reader, routes, cut, payloads)
@@ -188,17 +189,20 @@ def check(
     """Check a bundle without Kafka: signature, every byte of every file, nothing missing, nothing added.
 
     Exit code 1 names each file that is not as it was signed. Without --public-key the bundle is only shown to be whole,
-    not whose it is: anybody can sign with a key of his own.
+    not whose it is: anybody can sign with a key of his own. What is intact is as it was exported; whether every request
+    of it was proven then is told beside it.
 
     \b
     Examples:
       sie-stream audit check march --public-key audit.key.pub
     """
     problems, manifest = problems_of(bundle, public_key)
+    proven = None if problems else proven_in(bundle)
     if output is OutputFormat.JSON:
         show_json(
             {
                 "intact": not problems,
+                "proven": proven,
                 "signer": None if manifest is None else manifest.signer,
                 "signer_known": public_key is not None,
                 "shredded": 0 if manifest is None else manifest.shredded,
@@ -210,6 +214,8 @@ def check(
     elif manifest is not None:
         whose = "" if public_key is not None else ", which is in the bundle itself: compare it with one you trust"
         console.print(f"intact: {len(manifest.files)} files, signed by {manifest.signer}{whose}", highlight=False)
+        if proven is False:
+            console.print(f"NOT PROVEN when it was made: {VERIFY} in it says what was found", highlight=False)
         if manifest.shredded:
             console.print(f"shredded: {manifest.shredded} results hold values that nobody can read", highlight=False)
     if problems:
@@ -241,6 +247,18 @@ def problems_of(bundle: Path, public_key: Path | None) -> tuple[list[str], Manif
         problems.append(f"{MANIFEST}, {SIGNATURE}: the signature does not fit the manifest and the key")
     problems += differences(manifest, dict(_entries(bundle, {})))
     return problems, manifest
+
+
+def proven_in(bundle: Path) -> bool | None:
+    """What `audit verify` said of the range when an intact bundle was made; None: it does not say."""
+    try:
+        return msgspec.json.decode((bundle / VERIFY).read_bytes(), type=_Proven).proven
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+class _Proven(msgspec.Struct):
+    proven: bool
 
 
 def _signature(text: bytes) -> bytes:

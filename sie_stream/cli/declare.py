@@ -31,13 +31,13 @@ API_VERSION_IN_JSON = re.compile(r'"apiVersion"\s*:\s*"')
 POLL_MS = 50
 
 
-def specs_for(connect: Callable[[], Connection], path: Path) -> tuple[list[tuple[ModelSpec, Path]], Connection]:
+def specs_for(connect: Callable[[], Connection], *paths: Path) -> tuple[list[tuple[ModelSpec, Path]], Connection]:
     """As `load_specs`, and the connection; backends that are not built in are those that workers have told of.
 
     A backend is installed beside workers, which may be elsewhere: what is installed here says nothing.
     """
     try:
-        return load_specs(path), connect()
+        return _load_all(paths), connect()
     except SpecError as wrong:
         if not any(problem.allowed == BUILT_IN_BACKENDS for problem in wrong.problems):
             raise  # none of them is about a backend that may be a plug-in
@@ -46,7 +46,23 @@ def specs_for(connect: Callable[[], Connection], path: Path) -> tuple[list[tuple
         except SieError:
             raise wrong from None  # without workers to ask, a misspelt name is the nearer mistake
     told = {name for worker in cluster_state(connection).workers.values() for name in worker.backends}
-    return load_specs(path, (*BUILT_IN_BACKENDS, *sorted(told - set(BUILT_IN_BACKENDS)))), connection
+    return _load_all(paths, (*BUILT_IN_BACKENDS, *sorted(told - set(BUILT_IN_BACKENDS)))), connection
+
+
+def _load_all(
+    paths: Sequence[Path], backends: Collection[str] | None = BUILT_IN_BACKENDS
+) -> list[tuple[ModelSpec, Path]]:
+    """Of all these files and folders. What is wrong in any is told at once."""
+    specs: list[tuple[ModelSpec, Path]] = []
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            specs += load_specs(path, backends)
+        except SpecError as wrong:
+            problems += wrong.problems
+    if problems:
+        raise SpecError(problems)
+    return specs
 
 
 def load_specs(path: Path, backends: Collection[str] | None = BUILT_IN_BACKENDS) -> list[tuple[ModelSpec, Path]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 INTERRUPTED = 130
@@ -95,6 +96,29 @@ def leaving_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+class OnceCommand(TyperCommand):
+    """Refuses an option that is given twice where the last one alone would count: the first asked for something."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        counts = Counter(order)
+        for param, count in counts.items():
+            if count < 2 or not isinstance(param, TyperOption) or ctx.resilient_parsing:
+                continue
+            if not (param.multiple or param.count or param.is_flag):
+                ctx.fail(f"{'/'.join(param.opts)} is given {count} times, and takes one value.")
+        return super().parse_args(ctx, args)
+
+
+def _once(app: typer.Typer) -> None:
+    """For every command of a Typer."""
+    for command in app.registered_commands:
+        command.cls = OnceCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _once(group.typer_instance)
+
+
 def loaded(name: str, late: Late) -> Any:
     """The command as Typer would have made it at once."""
     with leaving_at_once():
@@ -104,4 +128,5 @@ def loaded(name: str, late: Late) -> Any:
         alone.add_typer(found, name=name)
     else:
         alone.command(name)(found)
+    _once(alone)
     return get_group(alone).commands[name]

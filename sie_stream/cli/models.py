@@ -47,7 +47,9 @@ Rows = list[dict[str, Any]]
 
 
 def apply(
-    file: Annotated[Path, typer.Option("--file", "-f", help="Declaration (YAML or JSON), or a folder of them.")],
+    file: Annotated[
+        list[Path], typer.Option("--file", "-f", help="Declaration (YAML or JSON), or a folder of them; repeatable.")
+    ],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the models are ready.")] = True,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 120.0,
     bootstrap_servers: BootstrapOption = None,
@@ -61,10 +63,10 @@ def apply(
 
     \b
     Examples:
-      sie-stream apply -f .models/wine-rf
+      sie-stream apply -f .models/wine-rf -f .models/wine-svc
       sie-stream apply -f models/ --no-wait -o json
     """
-    specs, connection = specs_for(lambda: Connection.open(bootstrap_servers), file)
+    specs, connection = specs_for(lambda: Connection.open(bootstrap_servers), *file)
     decisions = declare(connection, specs, timeout_s, nothing)
     refused = [decision for decision in decisions if decision.kind == "model_rejected"]
     wanted = awaited(decisions)
@@ -79,7 +81,7 @@ def apply(
             console.print("1 model is ready" if len(wanted) == 1 else f"{len(wanted)} models are ready")
         for model in [decision.subject for decision in decisions if rolls_out(decision)]:
             console.print(
-                f"{model}: a rollout is under way, its new version is not ready yet; "
+                f"{model}: a rollout is under way and is not waited for; "
                 f"`sie-stream rollout status {model} --follow` shows how it goes",
                 highlight=False,
             )

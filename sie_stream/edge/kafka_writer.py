@@ -47,15 +47,28 @@ class _Outbox:
         self._without_waiting = without_waiting
         self.producer = Producer({**config, "on_delivery": self._delivered}, logger=logger)
         self.record_bytes_max = record_bytes_max
+        self.offsets: list[int] = []
+        """Where Kafka put what was delivered, by a client that is told of that too."""
         self._failed: LogError | None = None
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and self._failed is None:
+        if error is None:
+            self.offsets.append(message.offset() or 0)
+        elif self._failed is None:
             self._failed = classify(error, f"delivery to {message.topic()}[{message.partition()}]")
 
     def take_failure(self) -> LogError | None:
         failed, self._failed = self._failed, None
         return failed
+
+    def flush(self, wait_ms: int) -> None:
+        """Raises the first delivery error, or Retriable when records are still on their way."""
+        left = self.producer.flush(wait_ms / 1000.0)
+        failed = self.take_failure()
+        if failed is not None:
+            raise failed
+        if left:
+            raise Retriable(f"{left} records not delivered within {wait_ms} ms")
 
     def enqueue(self, writes: Iterable[LogWrite]) -> None:
         """Hand records to librdkafka (about 1 us each). Checks all sizes first, so an oversize one enqueues nothing.
@@ -284,7 +297,8 @@ class KafkaPlainWriter:
             "linger.ms": 2,
             "message.timeout.ms": delivery_timeout_ms,
         }
-        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max, without_waiting)
+        self._config = config | dict(overrides or {})
+        self._outbox = _Outbox(self._config, record_bytes_max, without_waiting)
         self._pulse = Pulse("nothing could be delivered")
         self._waiting = 0
 
@@ -303,12 +317,21 @@ class KafkaPlainWriter:
 
     def flush(self, wait_ms: int) -> None:
         """Raises the first delivery error since the last flush, or Retriable when records are still on their way."""
-        left = self._outbox.producer.flush(wait_ms / 1000.0)
-        failed = self._outbox.take_failure()
-        if failed is not None:
-            raise failed
-        if left:
-            raise Retriable(f"{left} records not delivered within {wait_ms} ms")
+        self._outbox.flush(wait_ms)
+
+    def delivered(self, writes: Sequence[LogWrite], wait_ms: int) -> list[int]:
+        """Write to a topic of one partition and wait: the offset of each. Raises what write() and flush() raise.
+
+        A client of its own does it: telling of each delivery costs those that write much.
+        """
+        self.flush(wait_ms)
+        outbox = _Outbox(self._config | {"delivery.report.only.error": False}, self._outbox.record_bytes_max)
+        try:
+            outbox.enqueue(writes)
+            outbox.flush(wait_ms)
+        finally:
+            close_client(outbox.producer.close)
+        return outbox.offsets
 
     def close(self) -> None:
         close_client(self._outbox.producer.close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
@@ -180,7 +180,12 @@ class SimPlainWriter:
         self._failure: LogError | None = None
 
     def write(self, writes: Iterable[LogWrite]) -> None:
+        self._write(writes)
+
+    def _write(self, writes: Iterable[LogWrite]) -> list[int]:
+        """Returns the offsets of those that have a place."""
         now_ms = self._cluster.enter("plain_write", self.client)
+        offsets: list[int] = []
         batch = list(writes)
         check_sizes(batch, self._record_bytes_max)
         for write in batch:
@@ -189,8 +194,15 @@ class SimPlainWriter:
             except LogError as error:
                 self._failure = self._failure or error
                 continue
-            partition.append(write, now_ms)
+            offsets.append(partition.append(write, now_ms))
             partition.settle()
+        return offsets
+
+    def delivered(self, writes: Sequence[LogWrite], wait_ms: int) -> list[int]:
+        self.flush(wait_ms)
+        offsets = self._write(writes)
+        self.flush(wait_ms)
+        return offsets
 
     def flush(self, wait_ms: int) -> None:
         self._cluster.enter("flush", self.client)

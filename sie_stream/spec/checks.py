@@ -42,7 +42,7 @@ def findings(spec: ModelSpec, backends: tuple[str, ...] | None) -> list[Finding]
         found.append(Finding(("backend", "name"), spec.backend.name, message, ("backend",), backends, backend))
     if backend is not None:  # what was meant, where the name is misspelt: so that one round tells everything
         found += [*_kind(spec, backend), *_precision(spec, backend), *_adapter(spec, backend)]
-    return found
+    return [*found, *_pins(spec)]
 
 
 def _kind(spec: ModelSpec, backend: str) -> Iterator[Finding]:
@@ -87,6 +87,44 @@ def _adapter(spec: ModelSpec, backend: str) -> Iterator[Finding]:
     elif spec.lora is None:
         message = "a model with backend.config.base is an adapter: say `lora: {base: MODEL, rank: RANK}`, too."
         yield Finding(("lora",), None, message, reads)
+
+
+def _pins(spec: ModelSpec) -> Iterator[Finding]:
+    """Only where the backend must be installed, too: a pin on the log that fits no request harms nobody."""
+    schema = spec.input_schema
+    if spec.rollout is None or schema is None or schema_problems(schema, ""):
+        return
+    properties, reads = schema.get("properties", {}), ("rollout", "input_schema")
+    for index, pin in enumerate(spec.rollout.pins):
+        at = ("rollout", "pins", index)
+        if pin.by == "tenant" and pin.name:
+            message = "a tenant is told by `equals` alone: leave the name out, or say `by: header` or `by: field`."
+            yield Finding((*at, "name"), pin.name, message, ("rollout",))
+        elif pin.by == "field" and pin.name in properties:
+            message, allowed = _never_equal(properties[pin.name], pin.equals)
+            if message:
+                nearest = closest(pin.equals, allowed)
+                yield Finding((*at, "equals"), pin.equals, f"{pin.name} {message}", reads, allowed, nearest)
+        elif pin.by == "field" and pin.name and not schema.get("additionalProperties", not properties):
+            message = f"{pin.name!r} is no property of input_schema (top-level ones count only), so it fits no request."
+            yield Finding((*at, "name"), pin.name, message, reads, tuple(properties), closest(pin.name, properties))
+
+
+def _never_equal(schema: Mapping[str, object], text: str) -> tuple[str, tuple[str, ...]]:
+    """Why no value of this property is written so, and how values are; empty: one may be."""
+    values = schema.get("enum")
+    if isinstance(values, list):
+        allowed = tuple(one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in values)
+        return ("" if text in allowed else "is never this."), allowed
+    kind = schema.get("type")
+    if kind == "boolean":
+        return ("" if text in ("true", "false") else "is a boolean."), ("true", "false")
+    if kind in ("number", "integer"):
+        try:
+            msgspec.json.decode(text, type=float)
+        except msgspec.MsgspecError:
+            return f"is a {kind}, which is never written so.", ()
+    return "", ()
 
 
 def text_field(spec: ModelSpec) -> str | None:

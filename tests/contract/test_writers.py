@@ -56,6 +56,17 @@ def test_plain_records_are_there_after_flush(world: World) -> None:
     assert len(world.read_all(topic, 9, partitions=3)) == 9
 
 
+def test_whoever_waits_for_plain_records_learns_their_offsets(world: World) -> None:
+    topic, other = world.topic(), world.topic()
+    plain = world.plain()
+    plain.write([LogWrite(topic, b"before"), LogWrite(other, b"elsewhere")])
+    assert plain.delivered([LogWrite(topic, b"a"), LogWrite(topic, b"b")], PATIENCE_MS) == [1, 2]
+    assert plain.delivered([LogWrite(topic, b"c")], PATIENCE_MS) == [3]
+    with pytest.raises(Retriable):
+        plain.delivered([LogWrite(world.name("missing"), b"x")], 200)
+    assert plain.delivered([LogWrite(topic, b"d")], PATIENCE_MS) == [4]
+
+
 def test_plain_records_without_a_key_go_somewhere(world: World) -> None:
     topic = world.topic(3)
     plain = world.plain()

@@ -235,7 +235,8 @@ class Replay:
         key = (original.model, original.version, original.weights_digest)
         target = self._targets.get(key) or self._target(key, work)
         if isinstance(target, Unavailable):
-            self._tally.unavailable(original, token.place, target.reason)
+            if not self._stop:  # else it was not waited for, which says nothing of its version
+                self._tally.unavailable(original, token.place, target.reason)
             return
         token_ids = work.token_ids
         if self._pinned_route is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from typer.testing import CliRunner
 
 from sie_stream.auditing.bundle import FORMAT, Manifest, manifest_bytes, read_manifest
 from sie_stream.cli.audit_bundle import _entries, _seal, problems_of
+from sie_stream.cli.main import app
 from sie_stream.edge.signing import load_private, make_key
 from sie_stream.errors import ConfigError
 
@@ -43,6 +46,23 @@ def bundle(tmp_path: Path) -> Path:
     _seal(made, manifest, load_private(tmp_path / "key"))
     assert problems_of(made, None)[0] == []
     return made
+
+
+@pytest.mark.parametrize(("proven", "said"), [(True, ""), (False, "NOT PROVEN"), (None, "")])
+def test_what_is_intact_says_whether_it_was_proven(tmp_path: Path, proven: bool | None, said: str) -> None:
+    """An untouched bundle may hold evidence of requests that were lost."""
+    made = tmp_path / "bundle"
+    made.mkdir()
+    if proven is not None:
+        (made / "verify.json").write_text(json.dumps({"proven": proven, "requests": 1}))
+    make_key(tmp_path / "key")
+    _seal(made, structs.replace(EMPTY, files=dict(_entries(made, {}))), load_private(tmp_path / "key"))
+    shown = CliRunner().invoke(app, ["audit", "check", str(made)])
+    assert shown.exit_code == 0
+    assert "intact: " in shown.output
+    assert ("NOT PROVEN" in shown.output) == bool(said)
+    as_json = CliRunner().invoke(app, ["audit", "check", str(made), "-o", "json"])
+    assert json.loads(as_json.output)["proven"] is proven
 
 
 def test_links_and_pipes_are_no_part_of_a_bundle(bundle: Path) -> None:

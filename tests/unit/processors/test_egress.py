@@ -25,6 +25,7 @@ from sie_stream.records import (
     ResultError,
     Timings,
 )
+from sie_stream.rollout_records import PINNED
 from sie_stream.settings import Settings
 from tests.unit.processors.kit import NAMES, NOW_MS, World, record, route
 
@@ -104,6 +105,15 @@ def test_outputs_become_a_terminal_record() -> None:
     assert (result.timings_ms.postprocess, result.timings_ms.total, result.finished_at) == (5.0, 15.0, NOW_MS)
     assert (result.timings_ms.queue, result.provenance.source_offset) == (1.0, 4)
     assert writes[0].key == b"k"
+
+
+def test_the_mark_of_pinned_requests_goes_on() -> None:
+    for variant, topic in (("canary", NAMES.results), ("~canary", NAMES.shadow)):
+        output = raw()
+        output = replace(output, result=replace(output.result, variant=variant))
+        pinned = record(codec.encode_raw_output(output), headers=(*PINNED, ("other", b"1")), topic=NAMES.outputs)
+        [command] = egress(route()).decide([OutputsPolled([pinned], NOW_MS)])
+        assert [(write.topic, write.headers) for write in command.writes] == [(topic, PINNED)]
 
 
 def test_tokens_become_text() -> None:

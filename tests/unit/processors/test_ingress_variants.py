@@ -8,7 +8,7 @@ from processors.ingress.held import BEAT_MS, RoutesReporter
 from schemas.codec import decode_cluster
 from sie_stream.control import VariantRow
 from sie_stream.ports import TopicSpec
-from sie_stream.rollout_records import RoutesHeld, VariantRule
+from sie_stream.rollout_records import PINNED, RoutesHeld, VariantRule
 from sie_stream.routing import choose_variant
 from sie_stream.sim.log import SimLog
 from tests.unit.processors.kit import NAMES, body, machine, record, route, take_up
@@ -73,6 +73,31 @@ def test_header_pins_to_stable_and_a_named_version_is_stronger() -> None:
     assert take_up(ingress, record(body(), 2, canary_key, headers)).work[0].variant == "stable"
     named = take_up(ingress, record(body(model="wine@2.0.0"), 3, canary_key, headers))
     assert named.work[0].version == "2.0.0"
+
+
+def test_whoever_chose_a_variant_is_marked_and_no_key_that_did() -> None:
+    """Whatever content chose is no sample of all traffic: nobody may measure a version's scores by it."""
+    stable_key = next(k for n in range(99) if choose_variant(SPLIT, k := b"s%d" % n, b"mi-wine").variant == "stable")
+    rules = (VariantRule("tenant", "", "beta", "canary"), VariantRule("tenant", "", "old", "stable"))
+    ingress = machine(route(variants=SPLIT, rules=rules))
+    seen = {
+        name: take_up(ingress, record(body(**changes), number, stable_key)).work_writes[0].headers
+        for number, (name, changes) in enumerate(
+            {"key": {}, "beta": {"tenant": "beta"}, "old": {"tenant": "old"}, "named": {"model": "wine@2.0.0"}}.items()
+        )
+    }
+    assert seen == {"key": (), "beta": PINNED, "old": PINNED, "named": PINNED}
+    alone = machine(route())
+    assert take_up(alone, record(body(model="wine@1.0.0"), 9)).work_writes[0].headers == (), (
+        "there is nothing to compare"
+    )
+
+
+def test_the_copy_of_a_pinned_request_is_marked_too() -> None:
+    ingress = machine(route(variants=SHADOWED, rules=(VariantRule("tenant", "", "old", "stable"),)))
+    assert [write.headers for write in take_up(ingress, record(body(), 1)).work_writes] == [(), ()]
+    marked = take_up(ingress, record(body(tenant="old"), 2)).work_writes
+    assert [write.headers for write in marked] == [PINNED, PINNED]
 
 
 def test_a_shadow_gets_a_copy_that_answers_nobody() -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from processors.outcomes.windows import GRACE_MS, WINDOW_MS, WindowBook
 from sie_stream.records import Provenance, Result, ResultError, Timings, Usage
-from sie_stream.rollout_records import VariantWindow
+from sie_stream.rollout_records import PINNED, VariantWindow
 
 START_MS = 1_700_000_000_000
 
@@ -52,6 +52,20 @@ def test_counts_by_variant() -> None:
     assert stats.labels == {"label": {"yes": 1}, "ok": {"true": 1}}
     assert canary.complete
     assert canary.offsets == ((0, 7, 12), (1, 3, 4))
+
+
+def test_what_was_pinned_counts_as_answered_and_in_no_score() -> None:
+    book = WindowBook(START_MS, "o")
+    book.add(result(outputs={"score": 0.5, "label": "yes"}), START_MS + 1, 0, 1)
+    book.add(result(outputs={"score": 0.9, "label": "no"}), START_MS + 2, 0, 2, PINNED)
+    book.add(result(status="failed", code="engine_error"), START_MS + 3, 0, 3, PINNED)
+    book.add(result(status="shed", code="quota_exceeded"), START_MS + 4, 0, 4, PINNED)
+    [window] = closed(book)
+    stats = window.stats
+    assert (stats.ok, stats.failed, stats.pinned, stats.samples, stats.by_key) == (2, 1, 2, 3, 1)
+    assert sum(stats.latency.values()) == 2
+    assert sum(stats.scores["score"].values()) == 1
+    assert stats.labels == {"label": {"yes": 1}}
 
 
 def test_a_window_that_was_joined_in_the_middle_is_broken() -> None:

@@ -57,18 +57,36 @@ class Idle:
     def finish(self) -> None: ...
 
 
-def replayed(readers: Any, status: Status = "expired", asked: Choice | None = None) -> Report:
+def replayed(
+    readers: Any, status: Status = "expired", asked: Choice | None = None, stop: StopFlag | None = None
+) -> Report:
     """Five results, of work items 0 to 4."""
     tally, scratch = Tally(), Scratch()
     engines: Any = Idle()
     protection = Protection(lambda: pytest.fail("no key is asked for"), DeclaredOutputs(()))
     replay = Replay(
-        readers, Settings(), VersionBook([]), Job(None, 0.0, Pace()), scratch, tally, None, StopFlag(), protection
+        readers,
+        Settings(),
+        VersionBook([]),
+        Job(None, 0.0, Pace()),
+        scratch,
+        tally,
+        None,
+        stop or StopFlag(),
+        protection,
     )
     scratch.add([msgspec.structs.replace(result(0, at), status=status) for at in ANSWERED])
     replay.run(asked or Choice("x", [], lambda one: True), engines, lambda count: None)
     scratch.close()
     return tally.finish("x", "", 1.0, partial=False)
+
+
+def test_what_a_stop_left_unanswered_says_nothing_of_its_version() -> None:
+    """An engine that was not waited for is no other version."""
+    assert replayed(Shrinking(2, 2), "ok").causes == {"retention": 2, "version": 3}
+    stop = StopFlag()
+    stop.set()
+    assert replayed(Shrinking(2, 2), "ok", stop=stop).causes == {}
 
 
 @pytest.mark.parametrize("later", [2, 4, 5])

@@ -95,3 +95,14 @@ def test_a_silent_ingress_is_named_and_then_forgotten() -> None:
     said = [one for one in decisions(cluster.commands) if one.kind.startswith("route_")]
     assert [one.kind for one in said][-2:] == ["route_not_held", "route_held"]
     assert said[-2].chosen["missing"] == "ingress-1"
+
+
+def test_whoever_compares_a_version_is_not_told_that_it_takes_over() -> None:
+    cluster = Rolling()
+    command = StartRollout(Raw(spec_json(version="2.0.0")), "b", 2_000, "ada")
+    [started] = [one for one in decisions(cluster.append(command)) if one.kind == "rollout_started"]
+    assert "takes 20 % of the keys until somebody ends it" in started.reason
+    assert "answers passed the gates" not in started.reason
+    shadowed = StartRollout(Raw(spec_json(version="3.0.0", rollout={"shadow": True})), "c", 1_000, "ada")
+    [started] = [one for one in decisions(cluster.append(shadowed)) if one.kind == "rollout_started"]
+    assert "First it gets copies of all requests" in started.reason

@@ -160,6 +160,45 @@ def test_fields_that_do_not_go_together_or_stand_alone(extra: dict, path: str) -
     assert path in problems(MINIMAL | extra)
 
 
+INPUTS = {
+    "input_schema": {
+        "properties": {
+            "age": {"type": "integer"},
+            "plan": {"type": "string", "enum": ["gold", "basic"]},
+            "eu": {"type": "boolean"},
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("pin", "path", "nearest"),
+    [
+        ({"by": "field", "name": "aeg", "equals": "1"}, "name", "age"),
+        ({"by": "field", "name": "age", "equals": "abc"}, "equals", None),
+        ({"by": "field", "name": "plan", "equals": "Gold"}, "equals", "gold"),
+        ({"by": "field", "name": "eu", "equals": "1"}, "equals", None),
+        ({"by": "tenant", "name": "x", "equals": "beta"}, "name", None),
+        ({"by": "header", "equals": "1"}, "name", None),
+    ],
+)
+def test_a_pin_that_fits_no_request_is_refused(pin: dict, path: str, nearest: str | None) -> None:
+    found = problems(MINIMAL | INPUTS | {"rollout": {"pins": [pin]}})
+    assert list(found) == [f"rollout.pins[0].{path}"]
+    assert found[f"rollout.pins[0].{path}"].nearest == nearest
+
+
+def test_pins_that_may_fit_are_taken_and_what_is_on_the_log_stays_valid() -> None:
+    fits = [("age", "30"), ("plan", "gold"), ("eu", "true")]
+    pins = [{"by": "field", "name": name, "equals": text} for name, text in fits]
+    parse_object(MINIMAL | INPUTS | {"rollout": {"pins": [*pins, {"by": "tenant", "equals": "beta"}]}})
+    free = {"properties": {"age": {}}, "additionalProperties": True}
+    anything = {"rollout": {"pins": [{"by": "field", "name": "other", "equals": "1"}]}}
+    parse_object(MINIMAL | {"input_schema": free} | anything)
+    parse_object(MINIMAL | anything)
+    parse_object(MINIMAL | INPUTS | anything, backends=None)
+
+
 def test_baselines_are_three_or_none() -> None:
     def measured(*sizes: int) -> dict:
         return {"baselines": [{"batch_size": size, "latency_ms": 1, "memory_mb": 1} for size in sizes]}

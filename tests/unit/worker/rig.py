@@ -27,7 +27,7 @@ from sie_stream.loop import Observer
 from sie_stream.ports import TopicSpec
 from sie_stream.postprocess import stage2_of
 from sie_stream.privacy.vault import Cipher, Vault
-from sie_stream.records import LogWrite, Result, WorkItem
+from sie_stream.records import Headers, LogWrite, Result, WorkItem
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
 from topics.catalog import system_topics, work_topic
@@ -142,10 +142,10 @@ class World:
         self.epoch += 1
         return self.epoch
 
-    def send(self, *items: WorkItem, bucket: int = 0, width: int = 1) -> None:
+    def send(self, *items: WorkItem, bucket: int = 0, width: int = 1, headers: Headers = ()) -> None:
         for item in items:
             partition = item.priority * width + bucket
-            self.writer.write([LogWrite(self.names.work(item.model), encode_work(item), item.key, partition)])
+            self.writer.write([LogWrite(self.names.work(item.model), encode_work(item), item.key, partition, headers)])
 
     def results(self) -> dict[str, Result]:
         """Terminal records by request id; fails when a request has two."""

@@ -7,6 +7,7 @@ from schemas.codec import decode_result
 from sie_stream.postprocess import RESULT_OVERHEAD_BYTES
 from sie_stream.provenance import KEY_BYTES_MAX
 from sie_stream.records import LogRecord
+from sie_stream.rollout_records import PINNED, SHADOW, pinned_in
 from sie_stream.settings import Settings
 from sie_stream.touches import HEADER_BYTES_MAX, Retried, Touch, touches_in
 from tests.unit.worker.rig import serving, work_item
@@ -42,3 +43,14 @@ def test_the_largest_outputs_leave_room_for_what_is_told() -> None:
     records = world.log.visible(world.names.results)
     assert world.results()["beside"].status == "ok"
     assert len(told(records)["beside"]) == 1
+
+
+def test_results_say_that_content_chose_their_variant() -> None:
+    world, rig = serving(EngineScript(kills={"poison"}))
+    world.send(work_item("key"))
+    world.send(work_item("pinned"), work_item("poison"), work_item("late", deadline_at_ms=1), headers=PINNED)
+    world.send(work_item("copy", variant=f"{SHADOW}canary"), headers=PINNED)
+    rig.run_until(lambda: len(world.results()) == 4 and world.log.visible(world.names.shadow))
+    records = [*world.log.visible(world.names.results), *world.log.visible(world.names.shadow)]
+    marked = {decode_result(record.value).request_id: pinned_in(record.headers) for record in records}
+    assert marked == {"key": (), "pinned": PINNED, "poison": PINNED, "late": PINNED, "copy": PINNED}
