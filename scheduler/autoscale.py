@@ -83,6 +83,11 @@ NEVER_ZERO: tuple[Tag, ...] = ("high-sla", "a/b-test")
 """An arm of a test that pays for cold starts is not comparable with the other."""
 
 
+@cache
+def _least_of(tags: tuple[Tag, ...]) -> int:
+    return 1 if any(tag in NEVER_ZERO for tag in tags) else 0
+
+
 class ScalePolicy(Struct, frozen=True):
     """What the declaration says. To hold a model down (scheduler/yielding.py), lower `replicas_max`."""
 
@@ -98,8 +103,7 @@ class ScalePolicy(Struct, frozen=True):
 
     @property
     def floor(self) -> int:
-        never_zero = any(tag in NEVER_ZERO for tag in self.tags)
-        return min(max(self.replicas_min, 1 if never_zero else 0), self.replicas_max)
+        return min(max(self.replicas_min, _least_of(self.tags)), self.replicas_max)
 
     @property
     def aim(self) -> Aim:
@@ -204,9 +208,10 @@ def decide(policy: ScalePolicy, state: ScaleState, load: Load) -> tuple[ScaleSta
         said = f"The observation of {load.at_ms} is older than the last, of {state.seen_ms}."
         return state, ScaleDecision(policy.model, load.at_ms, state.wanted, state.wanted, "hold", state.wanted, said)
     state = _noticed(policy, state, load)
-    need = _need(policy, state, load, forecast_per_s(state.demand, load.cold_start_ms), _backlog(policy, state, load))
-    state = _stabilised(policy, state, load)
-    wanted, rule, reason = _choice(policy, state, load, need)
+    ahead = forecast_per_s(state.demand, load.cold_start_ms)
+    need = _need(policy, state, load, ahead, _backlog(policy, state, load))
+    state = _stabilised(policy, state, load, ahead)
+    wanted, rule, reason = _choice(policy, state, load, need, ahead)
     decision = ScaleDecision(policy.model, load.at_ms, state.wanted, wanted, rule, need.replicas + state.extra, reason)
     return (_changed(state, decision) if decision.changed else state), decision
 
@@ -229,11 +234,10 @@ def _noticed(policy: ScalePolicy, state: ScaleState, load: Load) -> ScaleState:
     )
 
 
-def _stabilised(policy: ScalePolicy, state: ScaleState, load: Load) -> ScaleState:
+def _stabilised(policy: ScalePolicy, state: ScaleState, load: Load, ahead: float) -> ScaleState:
     """Keeps since when, and to what, the model could shrink: judged by a load that is higher by the hysteresis."""
     queued = load.waiting * state.demand.each_ms
-    rate = forecast_per_s(state.demand, load.cold_start_ms) * HYSTERESIS
-    low = max(_need(policy, state, load, rate, queued).replicas + state.extra, policy.floor, 1)
+    low = max(_need(policy, state, load, ahead * HYSTERESIS, queued).replicas + state.extra, policy.floor, 1)
     if low >= state.wanted:
         return structs.replace(state, low_since_ms=None, low_need=0)
     if state.low_since_ms is None:
@@ -288,7 +292,7 @@ def _backlog(policy: ScalePolicy, state: ScaleState, load: Load) -> float:
 # ---------------------------------------------------------------- what is wanted
 
 
-def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> tuple[int, Rule, str]:
+def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need, ahead: float) -> tuple[int, Rule, str]:
     now, wanted = load.at_ms, state.wanted
     bounded = min(max(wanted, policy.floor), policy.replicas_max)
     if bounded != wanted:
@@ -298,7 +302,7 @@ def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> t
             f"{wanted} -> {bounded}: {policy.floor} to {policy.replicas_max} replicas are allowed.",
         )
     asked = min(max(need.replicas + state.extra, policy.floor), policy.replicas_max)
-    words = _words(policy, state, load, need)
+    words = _words(policy, state, load, need, ahead)
     if wanted == 0:
         return _from_zero(policy, load, asked, words)
     held = _held(state, load)
@@ -378,9 +382,8 @@ def _cold(load: Load) -> str:
     return f"A cold start takes {load.cold_start_ms} ms."
 
 
-def _words(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> str:
+def _words(policy: ScalePolicy, state: ScaleState, load: Load, need: Need, ahead: float) -> str:
     each_ms = state.demand.each_ms
-    ahead = forecast_per_s(state.demand, load.cold_start_ms)
     taking_turns = f", {policy.sharing} of which share a device," if policy.sharing > 1 else ""
     said = [
         f"{state.demand.fast_per_s:.1f} requests/s ({ahead:.1f} in {load.cold_start_ms} ms) of {each_ms:.0f} ms"

@@ -70,14 +70,19 @@ class Load(Struct, frozen=True):
     """Replica time per request, from the fingerprint or the declared baselines; what is assumed before any is seen."""
 
     def __post_init__(self) -> None:
+        counts = (self.arrivals, self.completions, self.waiting, self.running, self.ready, self.loading)
+        if min(*counts, self.cold_start_ms) < 0 or min(self.window_ms, self.demand_ms) < 1:
+            self._say_wrong()
+        if not 0 <= self.utilisation_bp <= 10_000:
+            raise ValueError(f"Load.utilisation_bp: {self.utilisation_bp}, 0 to 10000 is expected.")
+
+    def _say_wrong(self) -> None:
         for name in ("arrivals", "completions", "waiting", "running", "ready", "loading", "cold_start_ms"):
             if getattr(self, name) < 0:
                 raise ValueError(f"Load.{name}: {getattr(self, name)}, at least 0 is expected.")
         for name in ("window_ms", "demand_ms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Load.{name}: {getattr(self, name)}, at least 1 is expected.")
-        if not 0 <= self.utilisation_bp <= 10_000:
-            raise ValueError(f"Load.utilisation_bp: {self.utilisation_bp}, 0 to 10000 is expected.")
 
     @property
     def idle(self) -> bool:

@@ -15,6 +15,7 @@ rarely: not before RELIEF_MS are over, and only for a relief or a worker that is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 from msgspec import structs
 
@@ -34,6 +35,7 @@ from scheduler.traffic import (
     TrafficState,
     direct,
 )
+from sie_stream.control import RouteRow
 from sie_stream.ids import base_of
 
 REQUESTS_MIN = 20
@@ -109,15 +111,17 @@ def direct_traffic(
 
     `resting`: workers that are to get no keys, because another model has the device (time_slices.py).
     """
-    route, buckets = model.published_route, _directed_buckets(model)
-    if not buckets:
+    route = _directed_route(model)
+    if route is None or len(model.replicas) < 2:
         return
-    assert route is not None, model.model
+    buckets = _buckets(model, route.width)
+    if len(buckets) < 2:
+        return
     awake = {worker: held for worker, held in buckets.items() if worker not in resting}
     now = _published(route.shares, route.width, buckets)
     roused = any(now[worker] for worker in resting if worker in now) or not all(now[worker] for worker in awake)
     few = tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN
-    if len(buckets) < 2 or (few and not roused):
+    if few and not roused:
         return
     devices: dict[str, tuple[str, ...]] = {}
     for replica in model.present():
@@ -140,11 +144,17 @@ def direct_traffic(
 
 def _directed_buckets(model: ModelState) -> dict[str, list[int]]:
     """As `_buckets`; empty also for a model that is not directed at present."""
+    route = _directed_route(model)
+    return {} if route is None else _buckets(model, route.width)
+
+
+def _directed_route(model: ModelState) -> RouteRow | None:
+    """None for a model that is not directed at present; what was learnt about its workers is forgotten then."""
     route = model.published_route
     if route is None or model.routed_generation != model.generation or model.launch.ordering == "key":
         model.traffic = None
-        return {}
-    return _buckets(model, route.width)
+        return None
+    return route
 
 
 def _buckets(model: ModelState, width: int) -> dict[str, list[int]]:
@@ -152,12 +162,12 @@ def _buckets(model: ModelState, width: int) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     ready = {replica.key for replica in model.present() if replica.state == "ready"}
     holders = [partition.owner for partition in model.partitions[:width]]
-    if not ready.issuperset(holders):
+    if not holders or not ready.issuperset(holders):
         return {}
-    for number, partition in enumerate(model.partitions):
-        owner, holder = partition.owner, holders[number % width]
-        if partition.state != "assigned" or (owner is not holder and owner != holder):
-            return {}
+    # Every round asks for all models, so lists are compared instead of their items.
+    owners = [partition.owner for partition in model.partitions if partition.state == "assigned"]
+    if len(owners) < len(model.partitions) or owners != (holders * -(-len(owners) // len(holders)))[: len(owners)]:
+        return {}
     for bucket, holder in enumerate(holders):
         assert holder is not None, "None is no replica that is ready"
         found.setdefault(holder.worker, []).append(bucket)
@@ -173,7 +183,7 @@ def _report(state: ClusterState, tally: LoadTally, worker: str, devices: Sequenc
         at_ms=state.now_ms,
         p99_ms=tally.p99_ms.get(worker, 0),
         queue=tally.waiting.get(worker, 0),
-        utilisation_bp=max((found.busy_bp.get(device, 0) for device in devices), default=0) if fresh else 0,
+        utilisation_bp=max([found.busy_bp.get(device, 0) for device in devices], default=0) if fresh else 0,
     )
 
 
@@ -192,8 +202,13 @@ def _members(state: TrafficState | None, workers: Mapping[str, object], since_ms
 
 def _published(shares: Sequence[int], width: int, buckets: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """What each worker gets by the route as it is."""
-    of = shares if len(shares) == width else apportion([1.0] * width, SHARES)
+    of = shares if len(shares) == width else _even(width)
     return {worker: sum(of[bucket] for bucket in held) for worker, held in buckets.items()}
+
+
+@cache
+def _even(width: int) -> tuple[int, ...]:
+    return apportion([1.0] * width, SHARES)
 
 
 def _worth_it(model: ModelState, now: Mapping[str, int], wanted: Mapping[str, int]) -> bool:

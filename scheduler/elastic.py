@@ -68,7 +68,7 @@ def _added(tally: LoadTally, worker: str, load: ModelLoad) -> LoadTally:
 
 def _is_sane(load: ModelLoad) -> bool:
     counts = (load.arrivals, load.completions, load.waiting, load.running, load.busy_ms, load.p99_ms or 0)
-    return all(0 <= count <= COUNT_MAX for count in counts)
+    return min(counts) >= 0 and max(counts) <= COUNT_MAX
 
 
 def look_at_loads(step: Step) -> None:
@@ -166,20 +166,21 @@ def _policy(state: ClusterState, model: ModelState, load: Load) -> ScalePolicy:
     cap = state.yielded.caps.get(model.model, policy.replicas_max)
     unsettled = model.replicas_wanted > 0 and (load.ready < model.replicas_wanted or bool(model.older()))
     least = max(policy.replicas_min, 1) if unsettled else policy.replicas_min
-    return structs.replace(
-        policy,
-        sharing=engines_on_one(model.launch.backend) if shares_devices(state, model) else 1,
-        replicas_min=least,
-        replicas_max=max(min(policy.replicas_max, cap), least if unsettled else 0),
-    )
+    most = max(min(policy.replicas_max, cap), least if unsettled else 0)
+    sharing = engines_on_one(model.launch.backend)
+    if sharing > 1 and not shares_devices(state, model):
+        sharing = 1
+    if (sharing, least, most) == (policy.sharing, policy.replicas_min, policy.replicas_max):
+        return policy
+    return structs.replace(policy, sharing=sharing, replicas_min=least, replicas_max=most)
 
 
 def _load(now_ms: int, model: ModelState, tally: LoadTally) -> Load:
     """The observation since the last one. Workers that said nothing have nothing waiting."""
     window_ms = max(1, now_ms - tally.since_ms) if tally.since_ms else EVERY_MS
-    ready = [replica for replica in model.present() if replica.state == "ready"]
-    loading = [replica for replica in model.present() if replica.state == "loading"]
-    capacity_ms = max(1, len(ready)) * window_ms
+    states = [replica.state for replica in model.present()]
+    ready, loading = states.count("ready"), states.count("loading")
+    capacity_ms = max(1, ready) * window_ms
     return Load(
         at_ms=now_ms,
         window_ms=window_ms,
@@ -187,8 +188,8 @@ def _load(now_ms: int, model: ModelState, tally: LoadTally) -> Load:
         completions=tally.completions,
         waiting=sum(tally.waiting.values()),
         running=sum(tally.running.values()),
-        ready=len(ready),
-        loading=len(loading),
+        ready=ready,
+        loading=loading,
         utilisation_bp=min(FULL_BP, tally.busy_ms * FULL_BP // capacity_ms),
         p99_ms=max(tally.p99_ms.values(), default=None),
         cold_start_ms=model.cold_start_ms or COLD_START_MS,

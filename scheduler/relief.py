@@ -57,7 +57,8 @@ def give_way(step: Step) -> None:
     if not yielded and not any(tag in model.rules.tags for model in accepted for tag in YIELDING):
         return
     for model in accepted:
-        _keep_home(step, model)
+        if model.pool:
+            _keep_home(step, model)
     offers = {(offer.worker, offer.device): offer for offer in device_offers(state) if offer.service == "in service"}
     free = _free(state, offers)
     labelled = {name: offer for offer in offers.values() if (name := offer.labels.get(POOL_LABEL))}
@@ -224,8 +225,6 @@ def _go_to(step: Step, model: ModelState, pool: str) -> None:
 
 def _keep_home(step: Step, model: ModelState) -> None:
     """Keep a model where it moved to, whatever was declared or taken back since; let it go once it came home."""
-    if not model.pool:
-        return
     away = step.state.yielded.moved.get(model.model)
     strangers = [r for r in model.present() if step.state.workers[r.worker].labels.get(POOL_LABEL) != model.pool]
     if away is None and not strangers and len(model.present()) >= model.replicas_wanted:

@@ -11,6 +11,7 @@ from scheduler.limits import RETRIES_MAX
 from scheduler.state import ClusterState, ModelState
 from sie_stream.control import (
     InstanceRow,
+    ModelLaunch,
     ModelRow,
     PartitionPlacement,
     PlacementRow,
@@ -123,6 +124,10 @@ def instance_status(model: ModelState) -> Literal["pending", "loading", "ready",
     return "ready" if len(model.present()) >= model.replicas_wanted or loading else "degraded"
 
 
+def _in_precision(launch: ModelLaunch, precision: str) -> ModelLaunch:
+    return launch if launch.precision == precision else structs.replace(launch, precision=precision)
+
+
 def placement_row(model: ModelState) -> PlacementRow:
     replicas = tuple(
         ReplicaPlacement(
@@ -130,7 +135,7 @@ def placement_row(model: ModelState) -> PlacementRow:
             incarnation=replica.incarnation,
             device=replica.device,
             placement_epoch=replica.placement_epoch,
-            launch=structs.replace(model.launches[replica.generation], precision=replica.precision),
+            launch=_in_precision(model.launches[replica.generation], replica.precision),
             devices=replica.spans,
         )
         for replica in model.replicas

@@ -14,6 +14,8 @@ def shown(seat: Seat) -> str:
 
 
 def devices_of(seat: Seat) -> tuple[DeviceKey, ...]:
+    if len(seat) == 2:  # nearly all are
+        return (seat,)
     return tuple((seat[0], device) for device in seat[1:])
 
 

@@ -82,7 +82,7 @@ class ReplicaState(Struct):
 
     @property
     def seat(self) -> Seat:
-        return (self.worker, *self.spans)
+        return (self.worker, *self.devices) if self.devices else (self.worker, self.device)
 
 
 class IngressState(Struct):

@@ -112,11 +112,11 @@ def least_share(replicas: int) -> int:
 
 def _members(state: TrafficState, reports: Mapping[str, ReplicaReport]) -> tuple[dict[str, ReplicaTraffic], str]:
     """Those that report, with shares that add up; and in words who came and who went."""
+    if reports.keys() == state.replicas.keys():
+        return dict(state.replicas), ""
     stay = [name for name in reports if name in state.replicas]
     new = [name for name in reports if name not in state.replicas]
     gone = [name for name in state.replicas if name not in reports]
-    if not new and not gone:
-        return dict(state.replicas), ""
     least = least_share(len(reports))
     wanted = [state.replicas[name].share if name in state.replicas else (0 if stay else 1) for name in reports]
     found: dict[str, ReplicaTraffic] = {}
@@ -129,6 +129,9 @@ def _members(state: TrafficState, reports: Mapping[str, ReplicaReport]) -> tuple
 
 def _with_floor(wanted: Sequence[float], least: int, total: int = SHARES) -> tuple[int, ...]:
     """Shares of `total` in proportion to `wanted`, none below `least`, which must fit."""
+    shares_of_all = apportion(wanted, total)
+    if not wanted or min(shares_of_all) >= least:  # nearly always
+        return shares_of_all
     low: list[int] = []
     while True:
         rest = total - least * len(low)
@@ -148,11 +151,9 @@ def _averaged(replica: ReplicaTraffic, report: ReplicaReport, since_ms: int) -> 
     part = _part(since_ms, AVERAGE_MS)
     if response_ms == 0:
         response_ms = replica.response_ms
-    return structs.replace(
-        replica,
-        response_ms=replica.response_ms + (response_ms - replica.response_ms) * part,
-        utilisation=replica.utilisation + (utilisation - replica.utilisation) * part,
-    )
+    response_ms = replica.response_ms + (response_ms - replica.response_ms) * part
+    utilisation = replica.utilisation + (utilisation - replica.utilisation) * part
+    return ReplicaTraffic(replica.share, response_ms, utilisation, replica.hot, replica.relieved_ms)
 
 
 def _part(since_ms: int, constant_ms: int) -> float:
@@ -167,16 +168,18 @@ def _relieved(
     known: dict[str, ReplicaTraffic], reports: Mapping[str, ReplicaReport], at_ms: int
 ) -> tuple[dict[str, ReplicaTraffic], str]:
     """Moves 30 % of the share of those that are hot and due; the words are empty when nothing moves."""
-    known = {name: structs.replace(known[name], hot=_hot(known[name].hot, reports[name])) for name in known}
-    room = {name: _room(replica) for name, replica in known.items() if not replica.hot}
+    known = {name: _noted(replica, _hot(replica.hot, reports[name])) for name, replica in known.items()}
     last_ms = max(replica.relieved_ms for replica in known.values())
     rested = last_ms == 0 or at_ms - last_ms >= RELIEF_MS
     due = [name for name, replica in known.items() if rested and replica.hot and _over(reports[name])]
+    if not due:
+        return known, ""
+    room = {name: _room(replica) for name, replica in known.items() if not replica.hot}
     least = least_share(len(known))
     moved = {name: min(known[name].share * RELIEF_BP // 10_000, known[name].share - least) for name in due}
     shares = {name: known[name].share for name in due}
     asked, free = sum(moved.values()), sum(room.values())
-    if not due or free == 0:
+    if free == 0:
         return known, ""
     if free < asked:
         moved = dict(zip(due, apportion(list(moved.values()), free), strict=True))
@@ -186,6 +189,10 @@ def _relieved(
     for name, more in zip(room, taken, strict=True):
         known[name] = structs.replace(known[name], share=known[name].share + more)
     return known, " ".join(_relief_words(reports[name], moved[name], shares[name]) for name in due)
+
+
+def _noted(replica: ReplicaTraffic, hot: bool) -> ReplicaTraffic:
+    return replica if replica.hot == hot else structs.replace(replica, hot=hot)
 
 
 def _room(replica: ReplicaTraffic) -> int:

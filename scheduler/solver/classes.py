@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from operator import is_, itemgetter
 
 import msgspec
 from msgspec import Struct, structs
 
-from scheduler.solver.constraints import forbids, forbids_staying, prefers_others
+from scheduler.solver.constraints import forbids_starting, forbids_staying, prefers_others
 from scheduler.solver.groupings import (
     Numbers,
     domain_of,
@@ -284,16 +285,28 @@ def _seat(demand: Demand, by_name: dict[tuple[str, str], int]) -> Seat | None:
     return tuple(sorted(devices)), options.index(demand.current.precision)
 
 
+_fields_of_kind = itemgetter(
+    *(place for place, name in enumerate(Demand.__struct_fields__) if name not in ("replica", "current"))
+)
+
+
 def _kinds(
     problem: Problem, version: Sequence[int], make: Callable[[Demand, tuple[int, ...], int], Kind]
 ) -> tuple[tuple[Kind, ...], tuple[int, ...]]:
     encoder = msgspec.msgpack.Encoder(order="deterministic")
     numbers = Numbers()
     kind: list[int] = []
+    seen: dict[Hashable, tuple[tuple[object, ...], int]] = {}
+    """By version: the newest of another kind. Replicas of one wish share its fields, and are written out once."""
     for demand in problem.demands:
         # KV groups pair replicas by number, so their numbers tell them apart.
         number = -1 if demand.kv_group is None else demand.replica
-        kind.append(numbers.of(encoder.encode(structs.replace(demand, replica=number, current=None))))
+        fields = _fields_of_kind(structs.astuple(demand))
+        before, known = seen.get((demand.version, number), ((), -1))
+        if known < 0 or not all(map(is_, fields, before)):
+            known = numbers.of(encoder.encode(structs.replace(demand, replica=number, current=None)))
+            seen[demand.version, number] = fields, known
+        kind.append(known)
     return tuple(
         make(problem.demands[members[0]], members, version[members[0]]) for members in members_of(kind, len(numbers))
     ), tuple(kind)
@@ -310,6 +323,9 @@ def _kind(
 ) -> Kind:
     weights, options = problem.objective, demand.options
     devices = [problem.devices[sample] for sample in samples]
+    stays = tuple(
+        tuple(n for n, option in enumerate(options) if not forbids_staying(demand, option, d)) for d in devices
+    )
     likely = demand.likelihood_permille
     if demand.purpose == "serve":
         unplaced = weights.unplaced * demand.sla_weight
@@ -325,10 +341,10 @@ def _kind(
         unplaced_cost=unplaced,
         stop_cost=weights.stop if demand.purpose == "serve" else 0,
         cold_cost=weights.cold * demand.sla_weight * likely // PERMILLE if demand.warm_on else 0,
-        fits=tuple(tuple(n for n, option in enumerate(options) if not forbids(demand, option, d)) for d in devices),
-        stays=tuple(
-            tuple(n for n, option in enumerate(options) if not forbids_staying(demand, option, d)) for d in devices
+        fits=tuple(
+            () if forbids_starting(demand, device) else kept for device, kept in zip(devices, stays, strict=True)
         ),
+        stays=stays,
         costs=tuple(tuple(_costs(weights, demand, n, d) for n in range(len(options))) for d in devices),
         warm_workers=frozenset(workers.seen[name] for name in demand.warm_on if name in workers.seen),
         failed_devices=frozenset(by_name[key] for key in demand.failed_on if key in by_name),

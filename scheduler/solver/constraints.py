@@ -34,11 +34,18 @@ def tier_conflict(demand: Demand) -> str | None:
 
 def forbids(demand: Demand, option: PrecisionOption, device: Device) -> Refusal | None:
     """Why the replica may not start on this device in this precision; None when it may."""
+    if device.draining or device.cordoned:
+        return forbids_starting(demand, device)
+    return forbids_staying(demand, option, device) or forbids_starting(demand, device)
+
+
+def forbids_starting(demand: Demand, device: Device) -> Refusal | None:
+    """What keeps a replica away from this device, in any precision, that could stay if it ran there."""
     if device.draining:
         return Refusal("drain", "the device is being drained.")
     if device.cordoned:
         return Refusal("cordon", "the device is cordoned: it takes nothing new.")
-    return forbids_staying(demand, option, device) or _untolerated(demand, device, ("NoSchedule",))
+    return _untolerated(demand, device, ("NoSchedule",))
 
 
 def forbids_staying(demand: Demand, option: PrecisionOption, device: Device) -> Refusal | None:

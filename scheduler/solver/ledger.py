@@ -36,7 +36,8 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """One that goes its own way from here on."""
-        other = Ledger(self.folded)
+        other = Ledger.__new__(Ledger)  # every part is replaced here
+        other.folded = self.folded
         other.free, other.count, other.load = self.free[:], self.count[:], self.load[:]
         other.holders = [holders.copy() for holders in self.holders]
         other.on_device, other.on_worker = self.on_device.copy(), self.on_worker.copy()
@@ -54,8 +55,9 @@ class Ledger:
     def _count(self, number: int, seat: Seat, step: int) -> None:
         folded, kind = self.folded, self.folded.kind[number]
         version, table = folded.version[number], folded.kinds[kind]
+        size, exclusive = table.sizes[seat[1]], table.demand.exclusive
         for device in seat[0]:
-            self.free[device] -= step * folded.weight(kind, seat[1], device)
+            self.free[device] -= step * (folded.weight(kind, seat[1], device) if exclusive else size)
             was = self.count[device]
             self.count[device] = was + step
             self.load[device] += step * table.load
@@ -120,8 +122,8 @@ class Ledger:
 
     def load_cost(self, kind: int, device: int) -> int:
         """What one more replica of the kind costs there because of how busy the device is with others."""
-        before = self.load[device]
-        return load_cost(self.folded, before + self.folded.kinds[kind].load) - load_cost(self.folded, before)
+        before, more = self.load[device], self.folded.kinds[kind].load
+        return load_cost(self.folded, before + more) - load_cost(self.folded, before) if more else 0
 
     def refusal(self, number: int, option: int, device: int) -> Refusal | None:
         """Which neighbour keeps the replica from the device; None when it could start there now."""

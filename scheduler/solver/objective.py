@@ -34,14 +34,14 @@ def evaluate(folded: Folded, seats: Sequence[Seat | None]) -> dict[str, int]:
     exchanges: dict[int, dict[int, None]] = {}
     for number, seat in enumerate(seats):
         kind = folded.kinds[folded.kind[number]]
-        if folded.placed(number, seat):
+        if seat is not None and folded.placed(number, seat):
             serving[kind.version] += kind.demand.purpose == "serve"
-            if folded.kv[number] >= 0 and seat is not None:
+            if folded.kv[number] >= 0:
                 exchanges.setdefault(folded.kv[number], {}).update((folded.domain[d], None) for d in seat[0])
-        else:
+            _add_seat(folded, number, seat, terms)
+        else:  # one that is held has its breach counted in full
             terms["unplaced" if kind.demand.purpose == "serve" else "warm_pool"] += kind.unplaced_cost
         if seat is not None:
-            _add_seat(folded, number, seat, terms)
             for device in seat[0]:
                 holding[device] += 1
                 load[device] += kind.load
@@ -158,8 +158,6 @@ def migration_cost(folded: Folded, number: int, seat: Seat | None) -> int:
 
 
 def _add_seat(folded: Folded, number: int, seat: Seat, terms: dict[str, int]) -> None:
-    if not folded.placed(number, seat):  # held: its breach is counted in full already
-        return
     kind = folded.kinds[folded.kind[number]]
     terms["spanning"] += span_cost(folded, folded.kind[number], seat[0])
     for device in seat[0]:
@@ -173,9 +171,9 @@ def _add_seat(folded: Folded, number: int, seat: Seat, terms: dict[str, int]) ->
 
 def _add_devices(folded: Folded, holding: Sequence[int], terms: dict[str, int]) -> None:
     fragment, pair = fragment_cost(folded), pair_cost(folded)
-    for device, count in enumerate(holding):
-        terms["devices_used"] += device_cost(folded, device) if count else 0
-        terms["balance"] += pair * (count * (count - 1) // 2)
+    terms["devices_used"] += sum(device_cost(folded, device) for device, count in enumerate(holding) if count)
+    if pair:
+        terms["balance"] += pair * sum(count * (count - 1) // 2 for count in holding)
     for island in folded.islands:
-        free = sum(holding[device] == 0 for device in island)
+        free = [holding[device] for device in island].count(0)
         terms["nvlink_fragmentation"] += fragment * free if free < len(island) else 0

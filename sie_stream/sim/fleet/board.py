@@ -11,7 +11,7 @@ Engines on one GPU take turns: with the others busy for a share b of the time in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -163,10 +163,15 @@ class Board:
         self.tally.carried = self.in_system()
 
     def waiting(self, station: int) -> float:
-        return sum(count for _, count in self._queues.get(station, ()))
+        queue = self._queues.get(station)
+        return sum(count for _, count in queue) if queue else 0
 
     def running(self, station: int) -> float:
         return float(self._running[station])
+
+    def running_at(self, stations: Sequence[int]) -> list[float]:
+        """The same of many."""
+        return self._running[np.array(stations, dtype=np.int64)].tolist()
 
     def busy(self) -> np.ndarray:
         """By device, the share of its time that engines compute: in the last step, 1 at most."""

@@ -15,7 +15,6 @@ from sie_stream.control import (
     ClusterRecord,
     PartitionPlacement,
     PartitionReleased,
-    PlacementRow,
     ReplicaReady,
     RouteRow,
 )
@@ -54,6 +53,22 @@ class Owned(Struct, frozen=True):
     epoch: int
 
 
+class Listed(Struct, frozen=True):
+    """One replica of a row, as far as a simulated host needs it: there is no engine to launch."""
+
+    worker: str
+    incarnation: str
+    device: str
+    placement_epoch: int
+
+
+class Row(Struct, frozen=True):
+    """The same of a whole `PlacementRow`."""
+
+    replicas: tuple[Listed, ...]
+    partitions: tuple[PartitionPlacement, ...]
+
+
 class Hosts:
     """All hosts of a fleet. `say` appends a record to sie.cluster."""
 
@@ -73,7 +88,7 @@ class Hosts:
         self._workers = workers
         self._say = say
         self._number = {name: number for number, name in enumerate(population.names)}
-        self._decoder = msgspec.json.Decoder(PlacementRow)
+        self._decoder = msgspec.json.Decoder(Row)
         self._held: dict[str, dict[Holding, Held]] = {name: {} for name in population.names}
         self._owned: list[dict[int, Owned]] = [{} for _ in population.names]
         """{partition: who works it off}, by model."""
@@ -92,10 +107,11 @@ class Hosts:
         for holding in [holding for holding in self._held[model] if holding not in listed]:
             self._unload(model, holding)
         for holding, replica in listed.items():
+            if holding in self._held[model]:
+                continue
             worker = self._workers[replica.worker]
             device = device_number(worker, replica.device, self._fleet)
-            there = worker.up and worker.incarnation == replica.incarnation and device not in worker.lost
-            if holding not in self._held[model] and there:
+            if worker.up and worker.incarnation == replica.incarnation and device not in worker.lost:
                 self._load(worker, holding, device)
         self._partitions(model, () if row is None else row.partitions)
         self._changed[self._number[model]] = None
@@ -246,21 +262,24 @@ class Hosts:
             for holding, replica in held.items()
             if replica.ready
         ]
-        seen = board.seen.take_all([station for _, _, station in ready])
-        for (worker, model, station), (arrivals, completions, busy_ms, p99_ms) in zip(ready, seen, strict=True):
-            waiting, running = round(board.waiting(station)), round(board.running(station))
+        stations = [station for _, _, station in ready]
+        seen, running_at = board.seen.take_all(stations), board.running_at(stations)
+        for (worker, model, station), (arrivals, completions, busy_ms, p99_ms), has in zip(
+            ready, seen, running_at, strict=True
+        ):
+            waiting, running = round(board.waiting(station)), round(has)
             if arrivals or completions or waiting or running:
                 worst = round(p99_ms) if completions else None
                 load = ModelLoad(model, arrivals, completions, waiting, running, busy_ms, worst)
                 loads.setdefault(worker, []).append(load)
-        busy = board.busy()
+        busy = board.busy().tolist()
         for name, models in loads.items():
             worker = self._workers[name]
             if worker.up and not worker.paused:
                 devices = tuple(
                     DeviceLoad(device_name(device, self._fleet), busy_bp)
                     for device in worker.devices
-                    if (busy_bp := round(10_000 * float(busy[device])))
+                    if (busy_bp := round(10_000 * busy[device]))
                 )
                 self._say(WorkerLoad(name, worker.incarnation, window_ms, tuple(models), devices))
 

@@ -30,9 +30,13 @@ class SimWorker(Struct):
     loads_until_ms: float = 0.0
     """It loads one replica after another."""
 
-    @property
-    def incarnation(self) -> str:
-        return f"{self.name}-{self.life}"
+    incarnation: str = ""
+    """Name of its present life."""
+
+    def begin_life(self) -> None:
+        self.life += 1
+        self.incarnation = f"{self.name}-{self.life}"
+        self.up, self.paused, self.lost, self.loads_until_ms = True, False, (), 0.0
 
 
 def workers_of(fleet: Fleet) -> list[SimWorker]:

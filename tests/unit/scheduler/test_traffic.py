@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.shares import apportion
-from scheduler.traffic import SHARES, ReplicaReport, TrafficState, direct, least_share
+from scheduler.traffic import SHARES, ReplicaReport, TrafficState, _with_floor, direct, least_share
 
 
 def report(name: str, p99_ms: int = 50, queue: int = 0, utilisation: int = 50, at_s: int = 1) -> ReplicaReport:
@@ -218,3 +218,12 @@ def test_an_overloaded_fleet_does_not_swing() -> None:
     history = closed_loop(MIXED, lambda _: 320, 400)
     for name in MIXED:
         assert turns([shares[name] for shares in history[60:]], 700) <= 4, name
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=12), st.integers(0, 800))
+def test_a_floor_that_holds_anyway_changes_no_share(wanted: list[float], least: int) -> None:
+    found = _with_floor(wanted, least)
+    assert sum(found) == (SHARES if wanted else 0)
+    assert min(found, default=least) >= least
+    plain = apportion(wanted, SHARES)
+    assert found == plain or min(plain) < least

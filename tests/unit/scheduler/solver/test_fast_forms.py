@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from scheduler.solver import plan_fleet, summary
 from scheduler.solver.classes import Folded, Seat, fold
+from scheduler.solver.constraints import forbids, forbids_staying
 from scheduler.solver.explain import seats_of
 from scheduler.solver.greedy import best_fit, best_seat, greedy
 from scheduler.solver.ledger import Ledger, keep
-from scheduler.solver.model import Problem
+from scheduler.solver.model import Demand, Problem
 from scheduler.solver.objective import Worth, cost_without, evaluate, total
 from scheduler.solver.summary import Sorts, why_not_elsewhere
 from tests.examples import examples
@@ -96,6 +99,34 @@ def test_greedy_with_a_ledger_it_was_given_answers_the_same_and_leaves_it_as_it_
     waiting = [number for number, seat in enumerate(start) if not folded.placed(number, seat)]
     assert best_fit(held, start, waiting) == one_by_one(folded, start, waiting)
     assert books(held) == before
+
+
+@TRIES
+@given(problems(), st.booleans())
+def test_kinds_are_what_is_written_alike_and_fit_where_nothing_forbids_it(problem: Problem, shared: bool) -> None:
+    """`shared`: replicas that are alike have their fields in common, as those of one wish have."""
+    demands: dict[bytes, Demand] = {}
+    written: list[bytes] = []
+    for one in problem.demands:
+        number = -1 if one.kv_group is None else one.replica
+        alike = structs.replace(one, replica=number, current=None)
+        written.append(msgspec.msgpack.encode(alike, order="deterministic"))
+        demands.setdefault(written[-1], one)
+    if shared:
+        again = [
+            structs.replace(demands[text], replica=one.replica, current=one.current)
+            for text, one in zip(written, problem.demands, strict=True)
+        ]
+        problem = structs.replace(problem, demands=tuple(again))
+    folded = fold(problem)
+    order = list(dict.fromkeys(written))
+    assert folded.kind == tuple(order.index(text) for text in written)
+    for kind in folded.kinds:
+        for place, group in enumerate(folded.device_class):
+            device = folded.problem.devices[place]
+            options = list(enumerate(kind.demand.options))
+            assert kind.fits[group] == tuple(n for n, one in options if not forbids(kind.demand, one, device))
+            assert kind.stays[group] == tuple(n for n, one in options if not forbids_staying(kind.demand, one, device))
 
 
 def one_by_one(folded: Folded, start: Seats, order: Sequence[int]) -> list[Seat | None]:
