@@ -34,7 +34,7 @@ from gpu_worker.edge.image_exchange import ImageExchange
 from gpu_worker.edge.observer import LogObserver
 from gpu_worker.edge.stage2 import Stage2Store
 from gpu_worker.edge.telemetry import TelemetryObserver
-from gpu_worker.edge.work_reader import WorkReader
+from gpu_worker.edge.work_reader import WorkReader, fetch_wait_ms
 from gpu_worker.engine_port import EngineKey
 from gpu_worker.facts import Identity
 from gpu_worker.host import WorkerHost
@@ -213,7 +213,7 @@ class WorkerProcess:
         # deltas go by it, and two seconds of silence are a lost worker.
         hurried = (names.telemetry, names.tokens, names.wakeups)
         reports = KafkaPlainWriter(bootstrap, overrides, delivery_timeout_ms=0, without_waiting=hurried)
-        work = WorkReader(bootstrap, names, overrides, reports, clock)
+        work = WorkReader(bootstrap, names, overrides, reports, clock, fetch_wait_ms(reports, names))
         engines = self._engines()
         committer = ThreadCommitter(TransactionRunner(writer, work, clock, names.prefix), engines.wake)
         machine = WorkerMachine(identity, settings, self._outcomes())

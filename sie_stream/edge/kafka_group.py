@@ -61,7 +61,9 @@ class KafkaGroupReader:
         if instance_id:
             config["group.instance.id"] = instance_id
         self._consumer = Consumer(config | dict(overrides or {}), logger=logger)
-        self._positions = LostPositions(self._consumer)
+        self._positions = LostPositions(
+            self._consumer, lambda place: list_offsets(self._consumer, [place], OFFSET_EARLIEST)[place]
+        )
         self._pulse = Pulse(f"no membership in group {group}")
         self._events: GroupEvents | None = None
         self._assigned: dict[TopicPartition, None] = {}
@@ -83,7 +85,8 @@ class KafkaGroupReader:
         """
         self._revoked_in_poll.clear()
         messages = poll_messages(self._consumer, records_max, wait_ms)
-        if messages or self._consumer.memberid():
+        # To ask for the member id is a round trip to the client's main thread, dearer than an idle poll itself.
+        if messages or (self._pulse.look_due() and self._consumer.memberid()):
             self._pulse.alive()
         self._pulse.check()
         if not messages:

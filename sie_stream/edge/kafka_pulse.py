@@ -12,6 +12,7 @@ from sie_stream.errors import FatalLogError
 
 SILENCE_S = 30.0
 """Longer than any election, restart or rebalance that heals by itself."""
+LOOK_EVERY_S = 1.0
 
 
 class Pulse:
@@ -24,6 +25,10 @@ class Pulse:
 
     def alive(self) -> None:
         self._alive_at = time.monotonic()
+
+    def look_due(self) -> bool:
+        """Whether it is worth looking for a sign of life: the last one is a second old."""
+        return time.monotonic() - self._alive_at >= LOOK_EVERY_S
 
     def check(self) -> None:
         """Raises FatalLogError after `silence_s` without a sign of life."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 
 from sie_stream.edge.kafka_config import reader_config
@@ -100,11 +100,27 @@ def committed_offsets(
     return found
 
 
+def count_partitions(client: Consumer | Producer, topic: str, timeout_ms: int = CALL_TIMEOUT_MS) -> int:
+    """0 if the topic does not exist. Of a consumer the question may wait behind a fetch."""
+    try:
+        found = client.list_topics(topic, timeout=timeout_ms / 1000.0).topics.get(topic)
+    except KafkaException as raised:
+        raise from_exception(raised, f"metadata of {topic}") from raised
+    if found is None:
+        return 0
+    if found.error is not None:
+        if found.error.code() in GONE_CODES:
+            return 0
+        raise classify(found.error, f"metadata of {topic}")
+    return len(found.partitions)
+
+
 class LostPositions:
     """Positions that retention took away: continue at the earliest offset, and remember having done so."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, beginning_of: Callable[[TopicPartition], int]) -> None:
         self._consumer = consumer
+        self._beginning_of = beginning_of
         self._lost: dict[TopicPartition, tuple[int, int]] = {}
         self.started_at: dict[TopicPartition, int] = {}
         """Where each partition was told to start: what was wanted if nothing was read yet."""
@@ -131,7 +147,7 @@ class LostPositions:
     def _continue_at_earliest(self, place: TopicPartition) -> None:
         position = self._consumer.position([ClientPartition(*place)])[0].offset
         wanted = position if position >= 0 else self.started_at.get(place, -1)
-        earliest = list_offsets(self._consumer, [place], OFFSET_EARLIEST)[place]
+        earliest = self._beginning_of(place)
         # librdkafka has stopped fetching the partition, and refuses to seek a stopped one: assign it anew.
         restart = ClientPartition(place.topic, place.partition, earliest)
         try:
@@ -166,7 +182,7 @@ class KafkaReader:
         self._call_timeout_ms = call_timeout_ms
         config = reader_config(bootstrap, group, None, prefetch_bytes, prefetch_records, fetch_wait_ms)
         self._consumer = Consumer(config | dict(overrides or {}), logger=logger)
-        self._positions = LostPositions(self._consumer)
+        self._positions = LostPositions(self._consumer, lambda place: self.beginning_offsets([place])[place])
         self._membership: object = None
         self._closed = False
 
@@ -240,17 +256,7 @@ class KafkaReader:
         return found | self.end_offsets(none_later)
 
     def partitions_of(self, topic: str) -> int:
-        try:
-            found = self._consumer.list_topics(topic, timeout=self._call_timeout_ms / 1000.0).topics.get(topic)
-        except KafkaException as raised:
-            raise from_exception(raised, f"metadata of {topic}") from raised
-        if found is None:
-            return 0
-        if found.error is not None:
-            if found.error.code() in GONE_CODES:
-                return 0
-            raise classify(found.error, f"metadata of {topic}")
-        return len(found.partitions)
+        return count_partitions(self._consumer, topic, self._call_timeout_ms)
 
     def topics(self) -> list[str]:
         """Names of all topics, sorted."""

@@ -12,7 +12,7 @@ from sie_stream.edge.kafka_config import writer_config
 from sie_stream.edge.kafka_errors import classify, from_exception, kafka_error, logger, retry_until
 from sie_stream.edge.kafka_group import KafkaGroupReader
 from sie_stream.edge.kafka_pulse import Pulse
-from sie_stream.edge.kafka_reader import GONE_CODES, KafkaReader
+from sie_stream.edge.kafka_reader import GONE_CODES, KafkaReader, count_partitions
 from sie_stream.edge.kafka_stuck import NeverReturned, close_client, within
 from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, Retriable, TransactionAborted
 from sie_stream.ids import TopicPartition
@@ -314,6 +314,10 @@ class KafkaPlainWriter:
         self._pulse.check()
         self._outbox.enqueue(writes)
         self._waiting = len(self._outbox.producer)
+
+    def partitions_of(self, topic: str) -> int:
+        """As ports.LogReader.partitions_of, at once: nothing waits on the connections of a producer."""
+        return count_partitions(self._outbox.producer, topic)
 
     def flush(self, wait_ms: int) -> None:
         """Raises the first delivery error since the last flush, or Retriable when records are still on their way."""

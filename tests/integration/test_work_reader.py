@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_worker.edge.work_reader import WorkReader
+from gpu_worker.edge.work_reader import AGAIN_MS, WorkReader
 from sie_stream.edge.broker import EmbeddedBroker
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.kafka_log import KafkaPlainWriter
@@ -41,7 +41,7 @@ class Bench:
 
     def settle(self) -> None:
         """Until every wake-up of an assignment was rung and the next fetch waits."""
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + AGAIN_MS[-1] / 1000 + 0.5
         while time.monotonic() < until:
             assert self.reader.poll(10, 50) == []
 
@@ -84,6 +84,18 @@ def test_look_ups_do_not_wait_for_a_fetch(bench: Bench) -> None:
     assert bench.reader.end_offsets([QUIET]) == {QUIET: 0}
     bench.settle()
     assert bench.reader.beginning_offsets([QUIET]) == {QUIET: 0}
+
+
+def test_a_topic_that_it_has_not_met_is_read_at_once(bench: Bench) -> None:
+    bench.settle()
+    bench.reader.assign({OTHER: 0})
+    assert bench.soon()[0].topic == OTHER.topic
+
+
+def test_a_writer_tells_which_topics_exist(bench: Bench) -> None:
+    """The worker asks it, because a reader's question waits behind its fetch."""
+    assert bench.writer.partitions_of(bench.names.wakeups) == 2
+    assert bench.writer.partitions_of("wakes.missing") == 0
 
 
 def test_a_placement_ends_the_waiting_and_is_not_work(bench: Bench) -> None:
