@@ -24,7 +24,7 @@ from typing import Protocol
 from sie_stream.edge.kafka_reader import OFFSET_EARLIEST, OFFSET_LATEST, KafkaReader, list_offsets
 from sie_stream.errors import LogError, Retriable
 from sie_stream.ids import TopicNames, TopicPartition
-from sie_stream.ports import Clock, PlainWriter
+from sie_stream.ports import Clock
 from sie_stream.records import LogRecord, LogWrite
 
 FETCH_WAIT_MS = 1_000
@@ -43,8 +43,10 @@ ALERT_MS, ALERT_POLL_MS = 50.0, 5
 """So long after the sign of a placement, polls wait no longer than this: the row comes by another connection."""
 
 
-class Wakeups(PlainWriter, Protocol):
-    """KafkaPlainWriter is one. Its connections hold no fetches."""
+class Wakeups(Protocol):
+    """What a worker rings with; KafkaPlainWriter is one. Its connections hold no fetches."""
+
+    def write(self, writes: Iterable[LogWrite]) -> None: ...
 
     def partitions_of(self, topic: str) -> int:
         """As ports.LogReader.partitions_of."""

@@ -21,7 +21,7 @@ ONE, TWO = TopicPartition("sie.work.one", 0), TopicPartition("sie.work.two", 1)
 
 
 class Bells:
-    """Implements PlainWriter, and counts."""
+    """Implements Wakeups, and counts."""
 
     def __init__(self) -> None:
         self.rung = 0
@@ -32,12 +32,6 @@ class Bells:
 
     def partitions_of(self, topic: str) -> int:
         return self.topics.get(topic, 0)
-
-    def flush(self, wait_ms: int) -> None:
-        raise AssertionError(wait_ms)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
