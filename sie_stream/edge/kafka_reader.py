@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -9,7 +10,9 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from sie_stream.edge.kafka_config import reader_config
 from sie_stream.edge.kafka_errors import RETRIABLE_CODES, classify, from_exception, logger
-from sie_stream.edge.kafka_stuck import close_client
+from sie_stream.edge.kafka_hearing import Hearing
+from sie_stream.edge.kafka_stuck import NeverReturned, close_client, within
+from sie_stream.errors import FatalLogError
 from sie_stream.ids import TopicPartition
 from sie_stream.records import CommittedOffset, LogRecord
 
@@ -161,6 +164,11 @@ class LostPositions:
         self._lost[place] = (wanted, earliest)
         logger.warning("%s[%d]: offset %d is gone, continuing at %d", place.topic, place.partition, wanted, earliest)
 
+    def moved_to(self, consumer: Consumer, positions: Mapping[TopicPartition, int]) -> None:
+        """Another client goes on there."""
+        self._consumer = consumer
+        self.started_at.update(positions)
+
     def take(self) -> dict[TopicPartition, tuple[int, int]]:
         lost, self._lost = self._lost, {}
         return lost
@@ -181,8 +189,10 @@ class KafkaReader:
     ) -> None:
         self._call_timeout_ms = call_timeout_ms
         config = reader_config(bootstrap, group, None, prefetch_bytes, prefetch_records, fetch_wait_ms)
-        self._consumer = Consumer(config | dict(overrides or {}), logger=logger)
+        self._config = config | dict(overrides or {})
+        self._consumer = Consumer(self._config, logger=logger)
         self._positions = LostPositions(self._consumer, lambda place: self.beginning_offsets([place])[place])
+        self._hearing = Hearing(self._unread)
         self._membership: object = None
         self._closed = False
 
@@ -228,7 +238,10 @@ class KafkaReader:
     def poll(self, records_max: int, wait_ms: int) -> list[LogRecord]:
         messages = poll_messages(self._consumer, records_max, wait_ms)
         if not messages:
+            if self._hearing.deaf():
+                self._start_again()
             return []
+        self._hearing.heard()
         records = to_records(messages)
         if len(records) != len(messages):
             for message in messages:
@@ -240,6 +253,33 @@ class KafkaReader:
         returned = self._consumer.position([ClientPartition(*partition)])[0].offset
         start = self._positions.started_at.get(partition, 0)
         return max(returned if returned >= 0 else start, self._positions.ends.get(partition, 0))
+
+    def _unread(self) -> bool:
+        """Whether a partition that is not paused has an end behind our position. Raises LogError."""
+        places = [place for place in list(self._positions.started_at) if place not in self._positions.paused]
+        ends = list_offsets(self._consumer, places, OFFSET_LATEST, self._call_timeout_ms)
+        return any(end > self.position(place) for place, end in ends.items())
+
+    def _start_again(self) -> None:
+        """Go on with a new client where this one stands. Raises FatalLogError when it cannot even tell where."""
+        logger.warning("records are there and none comes: a new client goes on")
+        places = list(self._positions.started_at)
+        positions: dict[TopicPartition, int] = {}
+        try:
+            within(
+                self._call_timeout_ms / 1000.0, lambda: positions.update({one: self.position(one) for one in places})
+            )
+        except NeverReturned as lost:
+            raise FatalLogError("a reader hears nothing, and cannot tell where it stands") from lost
+        deaf, self._consumer = self._consumer, Consumer(self._config, logger=logger)
+        self._positions.moved_to(self._consumer, positions)
+        self._membership = None
+        self._hearing.heard()
+        threading.Thread(target=close_client, args=(deaf.close,), name="deaf-client", daemon=True).start()
+        where = [ClientPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
+        self._change(self._consumer.incremental_assign, where, "assign")
+        paused = [ClientPartition(*place) for place in self._positions.paused]
+        self._change(self._consumer.pause, paused, "pause")
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         return committed_offsets(self._consumer, partitions, self._call_timeout_ms)
