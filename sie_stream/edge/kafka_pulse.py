@@ -2,6 +2,7 @@
 
 librdkafka 2.16 can go deaf for good when a lone broker was missing from its own metadata for a moment: it connects,
 reports nothing and asks no more. Only a new client helps, so the process ends and its supervisor starts a new one.
+A reader of chosen partitions knows where it stands, and goes on with a new client by itself (kafka_hearing.py).
 """
 
 from __future__ import annotations

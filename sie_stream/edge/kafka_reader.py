@@ -257,6 +257,7 @@ class KafkaReader:
     def _unread(self) -> bool:
         """Whether a partition that is not paused has an end behind our position. Raises LogError."""
         places = [place for place in list(self._positions.started_at) if place not in self._positions.paused]
+        # Not end_offsets(): this runs beside the owner, and a WorkReader's rings with the owner's writer.
         ends = list_offsets(self._consumer, places, OFFSET_LATEST, self._call_timeout_ms)
         return any(end > self.position(place) for place, end in ends.items())
 
@@ -269,7 +270,7 @@ class KafkaReader:
             within(
                 self._call_timeout_ms / 1000.0, lambda: positions.update({one: self.position(one) for one in places})
             )
-        except NeverReturned as lost:
+        except (NeverReturned, KafkaException) as lost:
             raise FatalLogError("a reader hears nothing, and cannot tell where it stands") from lost
         deaf, self._consumer = self._consumer, Consumer(self._config, logger=logger)
         self._positions.moved_to(self._consumer, positions)
