@@ -120,8 +120,8 @@ def checked_value(record: LogRecord, limits: Limits) -> bytes:
     if size > limits.request_bytes_max:
         raise InvalidRequest(
             "payload_too_large",
-            f"the record has {size} bytes, allowed are {limits.request_bytes_max} (setting request_bytes_max). "
-            "Send large payloads by reference.",
+            f"the record has {size} bytes, allowed are {limits.request_bytes_max}: send less in one request, or raise "
+            "the setting request_bytes_max.",
         )
     return value
 
