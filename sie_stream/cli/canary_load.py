@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from schemas.codec import decode_result
+from sie_stream.cli.canary_rate import Tried, next_rate
 from sie_stream.cli.demo.tally import percentile
 from sie_stream.client.requests import Request, to_write
 from sie_stream.edge.connection import Connection
@@ -18,6 +21,8 @@ from sie_stream.records import LogWrite
 TURN_S = 0.02
 KEYS = 5_003
 SLICE_MS = 2_000
+SETTLE_S, TRY_S = 1.0, 3.0
+"""At each rate that is tried: not counted, and counted."""
 
 
 class Load:
@@ -120,3 +125,17 @@ class Load:
                 if result.status == "ok":
                     found = self._latencies.setdefault(result.variant, [])
                     found.append((record.timestamp_ms, result.timings_ms.total))
+
+
+def try_rates(load: Load, wait: Callable[[float], None]) -> list[Tried]:
+    """One rate after the other, until requests wait for each other. `wait` gets seconds."""
+    tried: list[Tried] = []
+    while (rate := next_rate(tried)) is not None:
+        load.pace(rate)
+        wait(SETTLE_S)
+        load.forget()
+        sent, answered = load.sent, load.answered
+        wait(TRY_S)
+        share = (load.answered - answered) / max(1, load.sent - sent)
+        tried.append(Tried(rate, load.percentile_ms("stable", 0.9) or math.inf, share))
+    return tried

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from rich.text import Text
 
 from scheduler.state import ClusterState
 from sie_stream.cli.ask import ask, of_kind
-from sie_stream.cli.canary_load import Load
-from sie_stream.cli.canary_rate import RATES, Tried, next_rate, rate_with_room
+from sie_stream.cli.canary_load import SETTLE_S, Load, try_rates
+from sie_stream.cli.canary_rate import RATES, rate_with_room
 from sie_stream.cli.cluster import Cluster, Layout
 from sie_stream.cli.declare import apply_specs, load_specs, with_absolute_paths
 from sie_stream.cli.output import OutputFormat, OutputOption, console, error_console, show_json, show_rows
@@ -45,8 +44,6 @@ GROWN_MB = 512
 LOOK_S = 0.25
 DRAIN_S = 20.0
 CALM_S = 12.0
-SETTLE_S, TRY_S = 1.0, 3.0
-"""At each rate that is tried: not counted, and counted."""
 TOTAL_S = 240.0
 """For everything after the start."""
 MOVED_MS, MOVED_SHARE = 3.0, 0.1
@@ -208,15 +205,7 @@ class Canary:
 
     def _found_rate(self, load: Load) -> int:
         """Half of the rate at which requests begin to wait for each other: a rollout adds transactions."""
-        tried: list[Tried] = []
-        while (rate := next_rate(tried)) is not None:
-            load.pace(rate)
-            self._wait(SETTLE_S)
-            load.forget()
-            sent, answered = load.sent, load.answered
-            self._wait(TRY_S)
-            share = (load.answered - answered) / max(1, load.sent - sent)
-            tried.append(Tried(rate, load.percentile_ms("stable", 0.9) or math.inf, share))
+        tried = try_rates(load, self._wait)
         found = rate_with_room(tried)
         seen = ", ".join(f"{one.rate}/s: {one.p90_ms:g} ms" for one in tried)
         self._screen.print(f"  p90 by rate: {seen}; going on with {found} requests a second", highlight=False)

@@ -27,6 +27,7 @@ from tests.bench import (
     many_models,
     peers_run,
     pipeline,
+    rollout,
     scheduler_failover,
     tiers,
 )
@@ -53,6 +54,7 @@ def scenarios(peers_python: Path) -> dict[str, Scenario]:
         "scheduler_failover": scheduler_failover.run,
         "deployment": deployment.run,
         "tiers": tiers.run,
+        "rollout": rollout.run,
     }
 
 
