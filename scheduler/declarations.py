@@ -16,6 +16,7 @@ from scheduler.limits import (
     topic_backoff_ms,
 )
 from scheduler.partitions import PartitionState, wanted_again
+from scheduler.rollout_past import remember
 from scheduler.state import NEVER_MS, ModelState
 from scheduler.step import Step
 from sie_stream.control import ApplyModel, DeleteModel, TopicEnsured, TopicFailed
@@ -358,6 +359,7 @@ def _nobody_serves(model: ModelState) -> str:
 
 def _drop(step: Step, model: ModelState, why: str, left: str) -> None:
     del step.state.models[model.model]
+    remember(step.state, model)
     step.capacity_freed = True
     step.decide(
         "model_deleted",

@@ -2,7 +2,8 @@
 
 Every gate says pass, breach or unsure. Breach: the limit is exceeded, and so much that chance would do it in less than
 one of 10,000 looks (ALPHA). Unsure: the limit is exceeded, but chance could have done it; the rollout waits for more
-samples. So a slow answer among fifty stops nothing, and a real fault is not outvoted by few samples.
+samples. So a slow answer among fifty stops nothing, and a real fault is not outvoted by few samples. A gate that only
+reports says `differs` where another one would be breached.
 
 Rates: exact binomial tail, and where the old version exceeds the limit itself, that of the two compared. p99: see
 latency_gates.py. Scores: Kolmogorov-Smirnov distance with its critical value c(ALPHA) sqrt((n+m)/nm); population
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import structs
 
 from scheduler.latency_gates import LatencyWindow, judge_latency
 from scheduler.verdicts import ALPHA, Z_ALPHA, GateLimits, GateResult, binomial_tail, short, verdict_of
@@ -45,7 +48,12 @@ def judge(
     """All gates that can be judged. `old`: what the stable version answered since the rollout began; it may be empty.
     `windows`: the latencies of both in the present step; `slowest_ms`: p99 of the slowest window of the old version.
     """
-    return tuple(_results(new, old, limits, windows, slowest_ms))
+    found = _results(new, old, limits, windows, slowest_ms)
+    return tuple(_told(result) if limits.only_reports(result.gate) else result for result in found)
+
+
+def _told(result: GateResult) -> GateResult:
+    return structs.replace(result, verdict="differs") if result.verdict == "breach" else result
 
 
 def _results(

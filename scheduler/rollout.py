@@ -20,7 +20,7 @@ from msgspec import Raw, Struct, structs
 
 from scheduler.actors import named, named_first
 from scheduler.latency_gates import LatencyWindow, StableLatency
-from scheduler.verdicts import GateLimits, GateResult
+from scheduler.verdicts import GateLimits, GateResult, as_numbers, in_words
 from sie_stream.rollout_records import VariantRule, VariantStats
 from sie_stream.routing import Range
 from sie_stream.sketch import quantile
@@ -32,6 +32,7 @@ TOLD_AGAIN_MS = 600_000
 """A reason to hold that comes and goes is told again after so long: sparse traffic is no news each time it pauses."""
 
 NO_STATISTICS = "no statistics"
+DIFFERS = "differs"
 
 Phase = Literal["loading", "serving", "adopting", "ended"]
 Ending = Literal["completed", "rolled_back", "aborted", "refused", "undone"]
@@ -253,9 +254,12 @@ def _counting_anew(state: RolloutState, now_ms: int) -> RolloutState:
 
 
 def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
-    breached = _breached(state)
+    breached = in_words(state.gates, "breach")
     if breached:
         return _end(state, "rolled_back", breached, now_ms)
+    differs = in_words(state.gates, "differs")
+    if differs and DIFFERS not in state.told:
+        return _differing(state, differs, now_ms)
     if state.paused:
         return state, None
     if now_ms - state.heard_ms > STATS_LOST_MS:
@@ -286,7 +290,8 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if state.answered_ms and now_ms - state.answered_ms > STATS_LOST_MS:
         # It may hang, and then it has no errors and no latencies: its last good ones prove nothing.
         return _hold(state, f"the new version is silent: no answer of it for {STATS_LOST_MS // 1_000} s", now_ms)
-    unsure = [gate for gate in state.gates if gate.verdict == "unsure"]
+    limits = state.plan.limits
+    unsure = [gate for gate in state.gates if gate.verdict == "unsure" and not limits.only_reports(gate.gate)]
     if unsure:
         return _hold_quietly(state, f"not sure yet: {', '.join(gate.gate for gate in unsure)}")
     if last:
@@ -301,9 +306,9 @@ def _waits_for_room(seen: Seen) -> str:
     return f"the next step needs {max(1, seen.wanted)} replicas, {seen.ready} are ready{why}"
 
 
-def _breached(state: RolloutState) -> str:
-    breached = [gate for gate in state.gates if gate.verdict == "breach"]
-    return "; ".join(str(gate) for gate in breached) + "." if breached else ""
+def _differing(state: RolloutState, differs: str, now_ms: int) -> tuple[RolloutState, Said]:
+    told = structs.replace(state, told={**state.told, DIFFERS: now_ms})
+    return told, Said("rollout_differs", f"Its answers are not those of {state.version_before}: {differs} It goes on.")
 
 
 def _hold(state: RolloutState, why: str, now_ms: int) -> tuple[RolloutState, Said | None]:
@@ -333,7 +338,7 @@ def _adopt(state: RolloutState, reason: str, now_ms: int) -> tuple[RolloutState,
 
 def _adopting(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said | None]:
     if not seen.adopted:
-        why = "" if state.forced else _breached(state)
+        why = "" if state.forced else in_words(state.gates, "breach")
         if seen.given_up:
             why = f"The replicas that were to take it over were given up: {seen.failure}"
         if not why:
@@ -381,8 +386,7 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
 
 
 def _numbers(state: RolloutState) -> str:
-    passed = ", ".join(f"{gate.gate} {gate.value:g} <= {gate.limit:g}" for gate in state.gates)
-    return f"{state.new.samples} answers in {state.windows} windows at {_share(state.share)}: {passed}"
+    return f"{state.new.samples} answers in {state.windows} windows at {_share(state.share)}: {as_numbers(state.gates)}"
 
 
 def _share(share: int) -> str:

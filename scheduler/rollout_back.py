@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from scheduler.actors import named_first
@@ -15,7 +17,7 @@ from sie_stream.commands import RolloutOrder
 
 def undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
     """The version before the rollout that was completed last comes back, new before old; or why it does not."""
-    done = [one for one in model.rollout_history if one.ending == "completed" and one.version == model.version]
+    done = [one for one in standing(model.rollout_history) if one.version == model.version]
     if not done or model.status == "deleting" or model.rollouts:
         ignored(step, record, _why_not(model))
         return
@@ -33,6 +35,24 @@ def undo(step: Step, model: ModelState, record: RolloutOrder) -> None:
         chosen={"rollout": last.rollout, "version": last.version_before, "actor": record.actor},
         do_nothing=f"Version {last.version} would stay.",
     )
+
+
+def standing(history: Sequence[RolloutState]) -> list[RolloutState]:
+    """Those that were completed and not taken back since. An undo takes back the newest that went the other way."""
+    found: list[RolloutState] = []
+    for one in history:
+        if one.ending == "completed":
+            found.append(one)
+        elif one.ending == "undone":
+            back = (one.version_before, one.version)
+            number = next((n for n in reversed(range(len(found))) if _way(found[n]) == back), None)
+            if number is not None:
+                del found[number]
+    return found
+
+
+def _way(rollout: RolloutState) -> tuple[str, str]:
+    return rollout.version, rollout.version_before
 
 
 def ignored(step: Step, record: RolloutOrder, why: str) -> None:

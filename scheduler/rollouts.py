@@ -27,7 +27,7 @@ from scheduler.rollout import (
     resumed,
 )
 from scheduler.rollout_back import ignored, undo
-from scheduler.rollout_plan import plan_of, shares_of, taking_over
+from scheduler.rollout_plan import compared, plan_of, shares_of, taking_over
 from scheduler.rollout_windows import add_window
 from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
 from scheduler.step import Step
@@ -148,9 +148,10 @@ def start_rollout(step: Step, record: StartRollout) -> None:
     if why or model is None:
         _reject(step, name, "rollout_refused", why, record.actor, ())
         return
-    plan = plan_of(from_json(accepted.spec), variant)
+    spec = from_json(accepted.spec)
+    plan = plan_of(spec, variant)
     if record.share:
-        plan = structs.replace(plan, steps=(record.share,), promotes=False)
+        plan = compared(plan, spec, record.share)
     _start(step, model, accepted, plan, variant, record.actor)
 
 

@@ -297,6 +297,8 @@ class ClusterState(Struct):
     """A pool is too full and nobody can give way; said once."""
     facts_ignored: int = 0
     """Facts of incarnations that are unknown, replaced, fenced or lost, or that answer something of the past."""
+    gone_rollouts: dict[str, tuple[RolloutState, ...]] = field(default_factory=dict)
+    """Rollouts of models that were deleted, without their declarations; the model deleted last stands last."""
 
     def live(self, worker: str, incarnation: str) -> bool:
         found = self.workers.get(worker)

@@ -1,8 +1,9 @@
-"""What gates have in common: limits as declared, three verdicts, and the chance that a verdict rests on."""
+"""What gates have in common: limits as declared, their verdicts, and the chance that a verdict rests on."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -12,7 +13,8 @@ ALPHA = 0.0001
 often than once in a hundred; tests/simulation/test_false_alarms.py counts."""
 Z_ALPHA = 3.719
 
-Verdict = Literal["pass", "breach", "unsure"]
+Verdict = Literal["pass", "breach", "unsure", "differs"]
+"""`differs`: as sure as a breach, of a gate that only reports."""
 
 
 class GateLimits(Struct, frozen=True):
@@ -25,6 +27,11 @@ class GateLimits(Struct, frozen=True):
     ks_max: float = 0.1
     schema_violations_max: float = 0.0
     cost_ratio_max: float | None = None
+    reported: tuple[str, ...] = ()
+    """Families of gates (`ks`, `psi`) that stop nothing: what exceeds them is told."""
+
+    def only_reports(self, gate: str) -> bool:
+        return gate.partition(":")[0] in self.reported
 
 
 class GateResult(Struct, frozen=True):
@@ -38,6 +45,18 @@ class GateResult(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.gate} {self.value:g} (allowed {self.limit:g}{f'; {self.detail}' if self.detail else ''})"
+
+
+def in_words(gates: Sequence[GateResult], verdict: Verdict) -> str:
+    """Those with this verdict, as one sentence; empty: none."""
+    found = [gate for gate in gates if gate.verdict == verdict]
+    return "; ".join(str(gate) for gate in found) + "." if found else ""
+
+
+def as_numbers(gates: Sequence[GateResult]) -> str:
+    return ", ".join(
+        f"{one.gate} {one.value:g} {'<=' if one.value <= one.limit else '>'} {one.limit:g}" for one in gates
+    )
 
 
 def verdict_of(exceeded: bool, sure: bool) -> Verdict:

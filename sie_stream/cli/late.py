@@ -6,12 +6,8 @@ All of the command line together imports the scheduler, Arrow and a solver: a se
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,8 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+from sie_stream.cli.entry import leaving_at_once
 
 
 class Late(NamedTuple):
@@ -78,22 +73,6 @@ class _Commands(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len({*self._late, *self._made})
-
-
-@contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process with 130, without a word: there is nothing to clean up yet.
-
-    A library that is interrupted while it is imported may turn that into an ImportError, or print a traceback.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only that one may change what signals do
-        return
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class OnceCommand(TyperCommand):

@@ -157,6 +157,10 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
         job = Job(pinned, asked.tolerance, parse_speed(asked.speed), asked.harmful)
         scratch = Scratch()
         stack.callback(scratch.close)
+        topic = None
+        if asked.to_topic:
+            topic = OutputTopic(connection, checked_topic(readers.records, settings, asked.to_topic), tally)
+            stack.callback(topic.close)
         file = None
         if asked.parquet is not None:
             # Half a second of CPU that a replay without a file does not need.
@@ -164,10 +168,6 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
 
             file = ParquetFile(asked.parquet)
             stack.callback(file.close)
-        topic = None
-        if asked.to_topic:
-            topic = OutputTopic(connection, checked_topic(readers.records, settings, asked.to_topic), tally)
-            stack.callback(topic.close)
 
         def tell_each(original: Original, again: Again, place: Place, found: Verdict, work: WorkItem) -> None:
             if file is not None:

@@ -26,7 +26,14 @@ from sie_stream.cli.output import (
     with_examples,
 )
 from sie_stream.cli.rollout_follow import Changes, End, Watched, ends_of, from_there, under_way
-from sie_stream.cli.rollout_view import HISTORY, history_rows, history_table_rows, picture, status_rows
+from sie_stream.cli.rollout_view import (
+    HISTORY,
+    history_rows,
+    history_table_rows,
+    picture,
+    status_rows,
+    with_a_past,
+)
 from sie_stream.cli.workers import cluster_state, fold, from_snapshot
 from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.decisions import Decision
@@ -67,7 +74,8 @@ def start(
     """Roll a version out, by its declared steps or by 10, 20, 50, 100 %; exit code 1 if it is refused.
 
     Each step needs its `hold_ms` and `samples_min` answers to go on. A breached gate takes it back at once, also before
-    so many answers.
+    so many answers. With --share, scores that drift are told and stop nothing, unless the declaration says how much:
+    `rollout: {gates: {ks_max: 0.1, psi_max: 0.2}}`.
 
     \b
     Examples:
@@ -113,7 +121,7 @@ def status(
     """
     connection = Connection.open(bootstrap_servers)
     state = cluster_state(connection)
-    _known(state, model)
+    _known(list(state.models), model)
     watched = under_way(state, model)
     if follow and watched:
         _follow(connection, state, model, watched, output)
@@ -244,7 +252,9 @@ def history(
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Rollouts that ended, how far they came, and why; every step and its gates in JSON.
+    """Rollouts that ended, how far they came, and why; also of models that were deleted.
+
+    Every step and its gates are in JSON.
 
     \b
     Examples:
@@ -252,7 +262,7 @@ def history(
       sie-stream rollout history -o json
     """
     state = cluster_state(Connection.open(bootstrap_servers))
-    _known(state, model)
+    _known(with_a_past(state), model)
     rows = history_rows(state, model)
     shown = rows if output is OutputFormat.JSON else history_table_rows(rows)
     show_rows(shown, HISTORY, output, empty="no rollout has ended")
@@ -279,9 +289,9 @@ def _tell(decision: Decision, output: OutputFormat, refusal: str) -> None:
     show_answer(decision, output, words, {refusal})
 
 
-def _known(state: ClusterState, model: str) -> None:
-    if model and model not in state.models:
-        raise ConfigError(f"no model {model!r} is declared.{did_you_mean(model, state.models)}")
+def _known(names: Sequence[str], model: str) -> None:
+    if model and model not in names:
+        raise ConfigError(f"no model {model!r} is declared.{did_you_mean(model, names)}")
 
 
 def followed(connection: Connection) -> Iterator[ClusterState]:

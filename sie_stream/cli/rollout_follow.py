@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from scheduler.rollout import Ending
+from scheduler.rollout_past import past_of
 from scheduler.state import ClusterState
 from sie_stream.cli.output import one_line
 from sie_stream.cli.rollout_view import SHADOW, status_rows
@@ -45,12 +46,12 @@ def ends_of(state: ClusterState, watched: Iterable[Watched]) -> list[End]:
 
 
 def _end_of(state: ClusterState, watched: Watched) -> End | None:
+    for rollout in past_of(state, watched.model):
+        if rollout.rollout == watched.rollout and rollout.ending is not None:
+            return End(watched, rollout.ending, rollout.why)
     model = state.models.get(watched.model)
     if model is None:
         return End(watched, "aborted", "The model was deleted.")
-    for rollout in model.rollout_history:
-        if rollout.rollout == watched.rollout and rollout.ending is not None:
-            return End(watched, rollout.ending, rollout.why)
     if any(rollout.rollout == watched.rollout for rollout in model.rollouts.values()):
         return None
     return End(watched, "aborted", "It is in the history no more: the model was deleted, or rolled out often since.")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scheduler.rollout import FULL, Ending, RolloutState, StepSeen
+from scheduler.rollout_past import past_of
 from scheduler.state import ClusterState, ModelState
 from scheduler.verdicts import GateResult
 from sie_stream.cli.output import as_text
@@ -21,7 +22,7 @@ from sie_stream.sketch import quantile
 
 ROLLOUTS = ("model", "variant", "version", "phase", "step", "share", "replicas", "note")
 STEPS = ("share", "state", "held_s", "samples", "samples_min", "errors", "p99_ms", "stable_p99_ms", "gates")
-HISTORY = ["ended", "model", "version", "ending", "took_s", "steps", "why"]
+HISTORY = ["ended", "model", "variant", "version", "ending", "took_s", "steps", "why"]
 ENDED_SHOWN = 3
 SHADOW = "shadow"
 """The step before the first share: copies of requests are compared, and nothing is answered by them."""
@@ -126,7 +127,8 @@ def _step(seen: StepSeen, state: str, samples_min: int) -> dict[str, Any]:
 
 
 def history_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
-    """Rollouts that ended, oldest first."""
+    """Rollouts that ended, oldest first; also of models that were deleted."""
+    past = [(name, one) for name in with_a_past(state) if model in ("", name) for one in past_of(state, name)]
     return [
         {
             "model": name,
@@ -143,10 +145,13 @@ def history_rows(state: ClusterState, model: str = "") -> list[dict[str, Any]]:
             "steps": step_rows(rollout, rollout.ended_ms),
             "gate_results": [msgspec.to_builtins(gate) for gate in rollout.gates],
         }
-        for name, found in sorted(state.models.items())
-        if model in ("", name)
-        for rollout in found.rollout_history
+        for name, rollout in sorted(past, key=lambda one: one[1].ended_ms)
     ]
+
+
+def with_a_past(state: ClusterState) -> list[str]:
+    """Names of the models that there are, and of deleted ones whose rollouts are remembered."""
+    return sorted(state.models.keys() | state.gone_rollouts.keys())
 
 
 def history_table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -154,8 +154,16 @@ class KafkaOutput(Part):
 class Gates(Part):
     error_rate_max: Share = _say(0.01, "Largest share of failed answers.", 0.01)
     p99_ratio_max: float = _say(1.2, "Largest p99 relative to the stable version.", 1.2, ge=1, le=100)
-    psi_max: float = _say(0.2, "Largest population stability index of the scores.", 0.2, gt=0, le=10)
-    ks_max: Share = _say(0.1, "Largest Kolmogorov-Smirnov distance of the scores.", 0.1)
+    psi_max: float | None = _say(
+        None,
+        "Largest population stability index of the scores; default: 0.2, only told at a fixed share.",
+        0.2,
+        gt=0,
+        le=10,
+    )
+    ks_max: Share | None = _say(
+        None, "Largest Kolmogorov-Smirnov distance of the scores; default: 0.1, only told at a fixed share.", 0.1
+    )
     schema_violations_max: Share = _say(0.0, "Largest share of answers that output_schema refuses.", 0.001)
     cost_ratio_max: float | None = _say(
         None, "Largest engine time for each answer relative to the stable version; default: not looked at.", 1.5, gt=0

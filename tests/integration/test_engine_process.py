@@ -166,6 +166,13 @@ def test_memory_that_outlives_the_engine_is_inherited_and_given_back() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_terminals_ctrl_c_does_not_reach_an_engine_that_still_imports(engines: Engines) -> None:
+    engines.load()
+    pid = engines.links.pids()[KEY]
+    assert os.getpgid(pid) == pid, "a terminal interrupts its foreground group, and nothing there is ignored yet"
+    engines.wait_for(ModelLoaded)
+
+
 def test_threads_are_set_before_the_start(engines: Engines) -> None:
     engines.load()
     engines.wait_for(ModelLoaded)

@@ -6,6 +6,8 @@ import inspect
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -16,7 +18,9 @@ from typer.testing import CliRunner
 from sie_stream.cli import audit, main
 from sie_stream.cli.late import Late
 
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 HEAVY = ("cryptography", "numpy", "ortools", "pyarrow", "sklearn", "torch")
+SCRIPT = EntryPoint("sie-stream", tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]["sie-stream"], "")
 LATE = {**main.COMMANDS, **{f"audit {name}": late for name, late in audit.COMMANDS.items()}}
 
 
@@ -78,6 +82,14 @@ def test_ctrl_c_while_a_command_is_imported_ends_it_quietly(tmp_path: Path) -> N
     code = "from sie_stream.cli import main; main.COMMANDS['top'] = main.Late('heavy:top', 'x'); main.main()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-c", code, "top"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_before_the_list_of_commands_is_there_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsum(range(1000))\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", f"from {SCRIPT.module} import main; main()", "top"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
