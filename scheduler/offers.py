@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from scheduler.busy import MOST, load_percent
+from scheduler.busy import MOST, MOST_OF_BATCH, load_percent
 from scheduler.placement import DeviceOffer, Packing, PlacementProblem, ReplicaWish, Resident
 from scheduler.places import NOWHERE
 from scheduler.rules import BASE_PREFIX
@@ -122,7 +122,8 @@ def _load_percent(model: ModelState) -> int:
     """Of each replica. Those of a model that needs more than it may have should have devices to themselves."""
     if model.cramped_until_ms:
         return MOST
-    return load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted)
+    percent = load_percent(model.busy, model.rules.request_us, model.launch.backend, model.replicas_wanted)
+    return min(percent, MOST_OF_BATCH) if "batch-job" in model.rules.tags else percent
 
 
 def _is_there(state: ClusterState, name: str) -> bool:

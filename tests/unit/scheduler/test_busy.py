@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.busy import LEAST, MOST, Busy, load_percent, noticed
+from scheduler.busy import FREE, LEAST, MOST, MOST_OF_BATCH, Busy, load_percent, noticed
+from scheduler.offers import wish_of
 from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, Resident, place
+from tests.unit.scheduler.kit import Cluster, spec_json
 
 GIB = 1 << 30
 
@@ -36,8 +38,24 @@ def test_what_had_nothing_to_do_yet_is_assumed_by_its_backend() -> None:
 
 def test_an_engine_that_decodes_takes_its_turns_however_little_it_has_to_do() -> None:
     assert load_percent(seen(1, busy_ms=10), 5_000, "sglang", 3) == LEAST["sglang"]
-    assert load_percent(seen(1, busy_ms=10), 5_000, "sklearn", 3) == 5
+    assert load_percent(seen(1, busy_ms=10), 5_000, "sklearn", 3) == 1
     assert load_percent(seen(100, busy_ms=4_000), 5_000, "sglang", 1) == 50
+
+
+def test_small_shares_are_whole_percents_and_larger_ones_steps() -> None:
+    assert load_percent(seen(1, busy_ms=10), 5_000, "torch", 1) == 1
+    assert load_percent(seen(10, busy_ms=10), 3_000, "torch", 1) == 3
+    assert load_percent(seen(10, busy_ms=10), 6_000, "torch", 1) == 10
+
+
+def test_a_batch_job_leaves_room_for_small_models_and_none_for_another() -> None:
+    cluster = Cluster()
+    for name, tags in (("bulk", ["batch-job"]), ("plain", [])):
+        cluster.apply(spec_json(name, tags=tags))
+        cluster.model(name).busy = seen(1_000, busy_ms=4_500)
+    assert wish_of(cluster.model("plain")).load_percent > FREE
+    assert wish_of(cluster.model("bulk")).load_percent == MOST_OF_BATCH
+    assert FREE < 2 * MOST_OF_BATCH
 
 
 def test_a_busy_language_model_is_not_put_beside_another_that_has_little_to_do() -> None:

@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, place
+from scheduler.move_plans import plan_order
+from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, Resident, place
 from sie_stream.control import Device, UncordonWorker, WorkerExited, WorkerJoined
 from sie_stream.loads import DeviceLoad, ModelLoad, WorkerLoad
 from sie_stream.settings import Settings
@@ -196,3 +197,18 @@ def test_a_window_that_makes_no_sense_is_left_out(window_ms: int) -> None:
     cluster.append(WorkerLoad("w0", "a", window_ms, (ModelLoad("churn", 20, 20, 0, 0, 10**40, 10**40),)))
     assert cluster.model().sla_missed == ()
     assert cluster.model().sla_streak == {}
+
+
+def test_one_device_of_a_large_fleet_is_emptied() -> None:
+    """What all the others cost says nothing about whether the move pays."""
+    gib = 1 << 30
+    offers = tuple(
+        DeviceOffer(f"w{n:03d}", "a", "cuda:0", "cuda", 80 * gib, 0, ("torch",), host=f"h{n}") for n in range(220)
+    )
+    half = {3, 140}
+    residents = tuple(
+        Resident(ReplicaWish(f"m{n}", 1, 1, "torch", (30 if n in half else 70) * gib), f"w{n:03d}", ("cuda:0",))
+        for n in range(220)
+    )
+    found = plan_order(PlacementProblem(offers, (), residents, "binpack"))
+    assert [move.model in ("m3", "m140") for move in found.moves] == [True], found.why_not
