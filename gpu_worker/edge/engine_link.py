@@ -263,7 +263,7 @@ class EngineLinks:
                 stderr=output.write_fd,
                 env=self._environment,
                 pass_fds=inherited,
-                process_group=0,  # a terminal's Ctrl-C is for the host, also while the engine still imports
+                start_new_session=True,  # a terminal's Ctrl-C is for the host, also while the engine still imports
             )
         except OSError:
             output.give_up()

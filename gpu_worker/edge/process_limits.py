@@ -70,7 +70,8 @@ def lower_priority(by: int) -> None:
         return
     os.nice(by)
     try:
-        os.setsid()
+        if os.getsid(0) != os.getpid():  # the host gives its engines one already
+            os.setsid()
         AUTOGROUP.write_text(str(by))
     except OSError as error:  # a kernel without autogroups, or a process that leads a group already
         sys.stderr.write(f"engine: no session of its own with niceness {by}: {error}\n")

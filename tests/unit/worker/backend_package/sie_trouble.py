@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from gpu_worker.backends.base import EngineInput, EngineOutput, LoadedModel, ModelRefused, failed
 from sie_stream.control import ModelLaunch
 from sie_stream.ports import Clock
+
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 class Version(str):
@@ -29,6 +32,7 @@ def standing() -> dict[str, object]:
         "cpus": sorted(os.sched_getaffinity(0)),
         "policy": os.sched_getscheduler(0),
         "priority": os.sched_getparam(0).sched_priority,
+        "autogroup": AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none",
     }
 
 
