@@ -321,6 +321,11 @@ class ClusterState(Struct):
         return self.live(worker, incarnation) and not self.workers[worker].stopping
 
 
+def no_room(why_not: tuple[str, ...]) -> str:
+    """The message of a model that lacks a replica for these reasons; empty when there are none."""
+    return "no device can hold it: " + " ".join(why_not) if why_not else ""
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ClusterState)
 

@@ -70,6 +70,21 @@ def test_a_worker_that_gets_on_with_a_long_queue_of_loads_is_not_blamed() -> Non
     assert not decisions(cluster.commands, "replica_failed")
 
 
+def test_one_ready_replica_does_not_hide_why_the_others_are_missing() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.apply(spec_json(replicas={"min": 2, "max": 2}))
+    (unplaceable,) = decisions(cluster.commands, "replica_unplaceable")
+    cluster.make_ready()
+    row = cluster.row("instances", INSTANCE, InstanceRow)
+    assert (row.status, row.message) == ("degraded", f"no device can hold it: {unplaceable.rejected[0]}")
+    cluster.append(joined("w1", "b"))
+    cluster.make_ready()
+    row = cluster.row("instances", INSTANCE, InstanceRow)
+    assert (row.status, row.message) == ("ready", "")
+
+
 def test_a_model_without_room_says_why_once_and_is_placed_when_there_is_some() -> None:
     cluster = Cluster()
     cluster.lead()
