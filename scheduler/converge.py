@@ -17,7 +17,7 @@ from scheduler.partitions import PartitionState, ReplicaKey, ask_back, assign, s
 from scheduler.placement import Chosen, ReplicaWish, Unplaceable, place
 from scheduler.replanning import make_room, waits_for_plan
 from scheduler.seats import several
-from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState
+from scheduler.state import NEVER_MS, ClusterState, ModelState, ReplicaState, no_room
 from scheduler.step import Step
 from scheduler.variants import is_unit, route_variants, shares_in_words, wait_for_ingress
 from sie_stream.decisions import SolverRun
@@ -173,7 +173,7 @@ def _say_unplaceable(step: Step, model: ModelState, refused: Unplaceable) -> Non
     if model.unplaced == refused.why_not:
         return
     model.unplaced = refused.why_not
-    model.message = "no device can hold it: " + " ".join(refused.why_not)
+    model.message = no_room(refused.why_not)
     step.decide(
         "replica_unplaceable",
         model.model,

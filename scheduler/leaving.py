@@ -45,9 +45,10 @@ def leaves_because(state: ClusterState, model: ModelState, replica: ReplicaState
     worker = state.workers.get(replica.worker)
     if model.pool and worker is not None and worker.labels.get(POOL_LABEL) != model.pool:
         return f"{model.model} moves to the pool {model.pool}"
-    if replica.worker in state.cordons:
+    if state.empties(replica.worker):
         return f"{replica.worker} is being drained"
-    return f"{model.replicas_wanted} replicas are wanted"
+    wanted = model.replicas_wanted
+    return f"{wanted} {'replica is' if wanted == 1 else 'replicas are'} wanted"
 
 
 def stay_after_all(step: Step, model: ModelState) -> None:
@@ -59,7 +60,7 @@ def stay_after_all(step: Step, model: ModelState) -> None:
     for replica in [r for r in model.replicas if r.leaving_for and r.state != "draining"][:missing]:
         undo, planned = replica.leaving_for, replica.planned
         replica.leaving_for, replica.planned = "", False
-        replica.leaving = replica.worker in step.state.cordons
+        replica.leaving = step.state.empties(replica.worker)
         step.decide(
             "move_given_up" if planned else "undo_given_up",
             model.model,

@@ -7,8 +7,9 @@ from scheduler.evidence import memory_changes, went
 from scheduler.life import life_words
 from scheduler.limits import RETRIES_MAX, retry_backoff_ms
 from scheduler.partitions import released, worked_off
+from scheduler.replanning import waits_for_plan
 from scheduler.seats import devices_of, shown
-from scheduler.state import ModelState, ReplicaState
+from scheduler.state import ModelState, ReplicaState, no_room
 from scheduler.step import Step
 from scheduler.worker_state import LostAt
 from sie_stream.control import PartitionReleased, ReplicaAnswered, ReplicaFailed, ReplicaReady
@@ -30,7 +31,8 @@ def replica_ready(step: Step, record: ReplicaReady) -> None:
     # Behind other loads it waited only because many came at once, as when a fleet is set up.
     model.cold_start_ms = max(1, took_ms - max(0, record.waited_ms))
     if replica.generation == model.generation:
-        model.message = ""
+        if not waits_for_plan(step.state, model):
+            model.message = no_room(model.unplaced)  # those that found no place still have none
         _note_times(step, model, record)
         if all(other.state == "ready" for other in model.present()):
             model.failures = 0

@@ -314,8 +314,18 @@ class ClusterState(Struct):
         since_ms = since_ms if worker is None else max(since_ms, worker.progress_ms)
         return since_ms + load_timeout_ms + LOAD_GRACE_MS
 
+    def empties(self, worker: str) -> bool:
+        """Whether it is drained or being drained. From a worker that is only cordoned nothing has to go."""
+        cordon = self.cordons.get(worker)
+        return cordon is not None and cordon.phase != "cordoned"
+
     def takes_work(self, worker: str, incarnation: str) -> bool:
         return self.live(worker, incarnation) and not self.workers[worker].stopping
+
+
+def no_room(why_not: tuple[str, ...]) -> str:
+    """The message of a model that lacks a replica for these reasons; empty when there are none."""
+    return "no device can hold it: " + " ".join(why_not) if why_not else ""
 
 
 _encoder = msgspec.json.Encoder()

@@ -136,11 +136,22 @@ def _not_now(model: ModelState, change: PlacementChange) -> str:
     if any(replica.leaving or replica.state == "draining" for replica in model.replicas):
         return f"A replica of {name} is moving already; try again when that is over."
     if len(change.before) != model.replicas_wanted:
-        return (
-            f"{name} had {len(change.before)} replicas before it and {model.replicas_wanted} are wanted now, so the "
-            f"scheduler would change that at once. Change the declaration instead."
-        )
+        return f"{name} had {_replicas(len(change.before))} before it and {_instead(model)}"
     return ""
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica{'' if count == 1 else 's'}"
+
+
+def _instead(model: ModelState) -> str:
+    """How many are wanted now, who decided that, and what helps."""
+    wanted = f"{model.replicas_wanted} {'is' if model.replicas_wanted == 1 else 'are'} wanted now"
+    would = "so the scheduler would change that at once."
+    if model.scaling is None:
+        return f"{wanted}, {would} Change the declaration instead."
+    least, most = model.scaling.floor, model.scaling.replicas_max
+    return f"{wanted} ({least} to {most}, by its load), {would} Try again when its load is what it was."
 
 
 def _plan_model(

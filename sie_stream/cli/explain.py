@@ -9,6 +9,7 @@ import msgspec
 import typer
 from msgspec import to_builtins
 
+from scheduler.limits import RETRIES_MAX
 from scheduler.offers import placement_problem, wish_of
 from scheduler.placement import explanations
 from scheduler.state import ClusterState, ModelState
@@ -19,6 +20,7 @@ from sie_stream.cli.output import (
     console,
     show_json,
     show_rows,
+    tell,
     with_examples,
 )
 from sie_stream.cli.top import RATE_OVER_MS, Board, fresh, readings
@@ -54,7 +56,11 @@ def placement(
       sie-stream explain placement wine-rf -o json
     """
     connection = Connection.open(bootstrap_servers)
-    found = explained(cluster_state(connection), model, connection.settings)
+    state = cluster_state(connection)
+    found = explained(state, model, connection.settings)
+    note = nothing_more(_declared(state, model))
+    if note:
+        tell(note)
     if output is OutputFormat.JSON:
         show_json(found)
         return
@@ -131,6 +137,18 @@ def _declared(state: ClusterState, model: str) -> ModelState:
 def explained(state: ClusterState, model: str, settings: Settings) -> list[dict[str, Any]]:
     """One entry per replica, present or missing. Raises ConfigError for an unknown model."""
     found = _declared(state, model)
-    missing = max(0, found.replicas_wanted - len(found.present()))
+    missing = 0 if nothing_more(found) else max(0, found.replicas_wanted - len(found.present()))
     problem = placement_problem(state, [wish_of(found)] * missing, settings.placement_packing)
     return [msgspec.to_builtins(explanation) for explanation in explanations(problem, model)]
+
+
+def nothing_more(model: ModelState) -> str:
+    """Why no replica of the model is placed now, whatever room there is; empty when room is all it takes."""
+    name = model.model
+    if model.status == "deleting":
+        return f"{name} is being deleted: nothing is placed for it any more."
+    if model.failures > RETRIES_MAX:
+        return f"{name} was given up: {model.message} `sie-stream apply` tries it again."
+    if not model.replicas_wanted:
+        return f"{name} sleeps: it has no replica until the next request wakes it."
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -15,6 +16,8 @@ from sie_stream.edge.connection import Connection
 
 ANSWER_S = 10.0
 IGNORED = "maintenance_ignored"
+TAKEN_BACK = "worker_uncordoned"
+"""Somebody else put the worker back into service: whoever waits for the drain waits in vain."""
 WorkerArgument = Annotated[str, typer.Argument(help="Name of the worker, as in `sie-stream get workers`.")]
 
 
@@ -41,7 +44,7 @@ def uncordon(
       sie-stream uncordon worker-0
     """
     connection = Connection.open(bootstrap_servers)
-    _tell(_order(connection, UncordonWorker(worker, getpass.getuser()), "worker_uncordoned"), output)
+    _tell(_order(connection, UncordonWorker(worker, getpass.getuser()), TAKEN_BACK), output)
 
 
 def drain(
@@ -67,20 +70,20 @@ def drain(
         return
     with error_console.status(f"draining {worker}"):
         try:
-            done = ask(connection, [command], [worker], of_kind({"worker_drained", IGNORED}), timeout_s)[0]
+            done = ask(connection, [command], [worker], of_kind({"worker_drained", TAKEN_BACK, IGNORED}), timeout_s)[0]
         except NotReady as late:
             raise NotReady(_what_is_left(connection, worker, timeout_s)) from late
-    _tell(done, output)
+    _tell(done, output, {IGNORED, TAKEN_BACK})
 
 
 def _order(connection: Connection, command: CordonWorker | DrainWorker | UncordonWorker, answer: str) -> Decision:
     return ask(connection, [command], [command.worker], of_kind({answer, IGNORED}), ANSWER_S)[0]
 
 
-def _tell(decision: Decision, output: OutputFormat) -> None:
+def _tell(decision: Decision, output: OutputFormat, refusals: Collection[str] = (IGNORED,)) -> None:
     """An order that changed nothing is a refusal."""
     state = decision.kind.removeprefix("worker_") if decision.kind != IGNORED else "unchanged"
-    show_answer(decision, output, [f"{decision.subject}: {state}. {decision.reason}"], {IGNORED})
+    show_answer(decision, output, [f"{decision.subject}: {state}. {decision.reason}"], refusals)
 
 
 def _what_is_left(connection: Connection, worker: str, timeout_s: float) -> str:

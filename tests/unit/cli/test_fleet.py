@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from msgspec import Raw, structs
 
-from sie_stream.cli.explain import explained, kv_side
+from scheduler.limits import RETRIES_MAX
+from sie_stream.cli.explain import explained, kv_side, nothing_more
 from sie_stream.cli.fleet import servers, topologies
 from sie_stream.cli.top import Board
-from sie_stream.control import CordonWorker
+from sie_stream.control import CordonWorker, DeleteModel
 from sie_stream.errors import ConfigError
 from sie_stream.kv_sharing import Place, kv_sharing
 from sie_stream.settings import Settings
@@ -17,7 +18,7 @@ from sie_stream.telemetry import DeviceSample, ModelSample
 from sie_stream.topology.records import CpuDevice, GpuTopology
 from sie_stream.topology.tree import topology_tree
 from sie_stream.trunks import adapted, trunk_of
-from tests.unit.scheduler.kit import MIB, Cluster, joined, spec_json
+from tests.unit.scheduler.kit import MIB, Cluster, fail, joined, spec_json
 
 
 def cluster() -> Cluster:
@@ -63,6 +64,28 @@ def test_a_missing_replica_says_what_forbids_each_device() -> None:
     (replica,) = explained(made.machine.state, "far", Settings())
     assert replica["place"] is None
     assert {device["constraint"] for device in replica["devices"]} == {"node_selector"}
+
+
+def test_what_is_being_deleted_lacks_no_replica() -> None:
+    made = cluster()
+    made.apply(spec_json("risk", replicas={"min": 5, "max": 5}))
+    made.make_ready("risk")
+    assert not nothing_more(made.model("risk"))
+    made.append(DeleteModel("risk"))
+    found = explained(made.machine.state, "risk", Settings())
+    assert [replica["sentence"] for replica in found if "has no place" in replica["sentence"]] == []
+    assert nothing_more(made.model("risk")) == "risk is being deleted: nothing is placed for it any more."
+
+
+def test_what_was_given_up_is_not_said_to_go_anywhere() -> None:
+    made = cluster()
+    made.apply(spec_json("risk"))
+    for attempt in range(RETRIES_MAX + 1):
+        fail(made, "risk")
+        made.wait(1_000 * 2**attempt, (("w0", "w0-a"), ("w1", "w1-a")))
+    assert explained(made.machine.state, "risk", Settings()) == []
+    assert "risk was given up: " in nothing_more(made.model("risk"))
+    assert "weights_missing" in nothing_more(made.model("risk"))
 
 
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:

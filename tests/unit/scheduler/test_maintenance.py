@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.leaving import leaves_because
 from scheduler.state import ReplicaState
 from sie_stream.control import CordonWorker, DrainWorker, InstanceRow, UncordonWorker, WorkerLeft
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, joined, kinds, running, spec_json
@@ -119,3 +120,12 @@ def test_a_drain_may_be_asked_for_again_while_it_lasts_and_when_it_is_over() -> 
     again = decisions(cluster.append(DrainWorker("w0", "bob")))
     assert [decision.kind for decision in again] == ["worker_drained"]
     assert "since ana asked for it" in again[0].reason
+
+
+def test_only_a_drained_worker_is_given_as_the_reason_why_a_replica_leaves() -> None:
+    cluster = running()
+    state, model = cluster.machine.state, cluster.model()
+    cluster.append(CordonWorker("w0", "ana"))
+    assert leaves_because(state, model, model.replicas[0]) == "1 replica is wanted"
+    cluster.append(DrainWorker("w0", "ana"))
+    assert leaves_because(state, model, model.replicas[0]) == "w0 is being drained"

@@ -9,6 +9,7 @@ from scheduler.state import JOURNAL_MAX, to_bytes
 from scheduler.undo import plan_undo
 from sie_stream.control import (
     ApplyModel,
+    CordonWorker,
     DeleteModel,
     SchedulerCommand,
     UndoDecision,
@@ -93,6 +94,17 @@ def test_one_that_fails_there_leaves_everything_where_it_is() -> None:
     assert not cluster.model().replicas[0].leaving
 
 
+def test_what_keeps_its_place_after_all_keeps_it_on_a_cordoned_worker_too() -> None:
+    cluster, lost = moved_away()
+    undo(cluster, lost)
+    cluster.append(CordonWorker("w1", "ann"))
+    fail(cluster)
+    assert "undo_given_up" in kinds(cluster.commands)
+    cluster.wait(20_000, (("w0", "c"), ("w1", "b")))
+    assert places(cluster) == ["w1"]
+    assert not cluster.model().replicas[0].leaving, "nothing new is placed there, and what runs there stays"
+
+
 def test_the_worker_that_dies_meanwhile_leaves_everything_where_it_is() -> None:
     cluster, lost = moved_away()
     undo(cluster, lost)
@@ -155,7 +167,20 @@ def test_a_decision_that_moved_nothing_that_is_declared_is_refused() -> None:
 
 def test_the_first_placement_is_no_move() -> None:
     cluster = running()
-    assert "had 0 replicas before it and 1 are wanted" in refusal(cluster, first(cluster, "replica_placed").decision)
+    assert "had 0 replicas before it and 1 is wanted now (1 to 2, by its load)" in refusal(
+        cluster, first(cluster, "replica_placed").decision
+    )
+
+
+def test_who_has_a_fixed_number_is_told_to_change_the_declaration() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.append(joined("w1", "b"))
+    cluster.apply(spec_json(replicas={"min": 2, "max": 2}))
+    why = refusal(cluster, decisions(cluster.commands, "replica_placed")[1].decision)
+    assert "had 1 replica before it and 2 are wanted now, so" in why
+    assert "Change the declaration instead." in why
 
 
 def test_what_is_where_it_was_is_not_undone() -> None:
