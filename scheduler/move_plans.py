@@ -22,8 +22,9 @@ MOVES_MAX = 16
 """Of one plan. What takes more is left as it is."""
 NEVER_STOP = 100_000_000
 GAIN_MIN = 150
-"""A rebalance has to gain this much after its moves are paid for, and at least what they cost once more. What the whole fleet costs
-is no measure: of two hundred devices it takes two to be half a percent, so none was ever emptied alone."""
+"""A rebalance has to gain this much after its moves are paid for, and at least what they cost once more. What the
+whole fleet costs is no measure: of two hundred devices it takes two to be half a percent, so none was ever emptied
+alone."""
 
 
 class MovePlan(Struct, frozen=True):
