@@ -114,13 +114,15 @@ def direct_traffic(
     route = _directed_route(model)
     if route is None or len(model.replicas) < 2:
         return
+    few = tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN
+    if few and not resting and all(route.shares):
+        return  # nobody to rouse; most models, most of the time
     buckets = _buckets(model, route.width)
     if len(buckets) < 2:
         return
     awake = {worker: held for worker, held in buckets.items() if worker not in resting}
     now = _published(route.shares, route.width, buckets)
     roused = any(now[worker] for worker in resting if worker in now) or not all(now[worker] for worker in awake)
-    few = tally.arrivals + sum(tally.waiting.values()) < REQUESTS_MIN
     if few and not roused:
         return
     devices: dict[str, tuple[str, ...]] = {}

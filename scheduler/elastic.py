@@ -48,27 +48,28 @@ def worker_load(step: Step, record: WorkerLoad) -> None:
     for load in record.models:
         model = step.state.models.get(load.model)
         if model is not None:
-            model.load = _added(model.load, record.worker, load)
+            _add(model.load, record.worker, load)
 
 
-def _added(tally: LoadTally, worker: str, load: ModelLoad) -> LoadTally:
-    p99_ms = tally.p99_ms
+def _add(tally: LoadTally, worker: str, load: ModelLoad) -> None:
+    tally.arrivals += load.arrivals
+    tally.completions += load.completions
+    tally.busy_ms += load.busy_ms
     if load.p99_ms is not None:
-        p99_ms = {**p99_ms, worker: max(p99_ms.get(worker, 0), load.p99_ms)}
-    return LoadTally(
-        since_ms=tally.since_ms,
-        arrivals=tally.arrivals + load.arrivals,
-        completions=tally.completions + load.completions,
-        busy_ms=tally.busy_ms + load.busy_ms,
-        p99_ms=p99_ms,
-        waiting={**tally.waiting, worker: load.waiting},
-        running={**tally.running, worker: load.running},
-    )
+        tally.p99_ms[worker] = max(tally.p99_ms.get(worker, 0), load.p99_ms)
+    tally.waiting[worker] = load.waiting
+    tally.running[worker] = load.running
 
 
 def _is_sane(load: ModelLoad) -> bool:
-    counts = (load.arrivals, load.completions, load.waiting, load.running, load.busy_ms, load.p99_ms or 0)
-    return min(counts) >= 0 and max(counts) <= COUNT_MAX
+    return (
+        0 <= load.arrivals <= COUNT_MAX
+        and 0 <= load.completions <= COUNT_MAX
+        and 0 <= load.waiting <= COUNT_MAX
+        and 0 <= load.running <= COUNT_MAX
+        and 0 <= load.busy_ms <= COUNT_MAX
+        and 0 <= (load.p99_ms or 0) <= COUNT_MAX
+    )
 
 
 def look_at_loads(step: Step) -> None:

@@ -133,6 +133,7 @@ def _kind_of(state: ClusterState, model: ModelState, worker: str) -> str:
     """Of the device of the model's replica there; empty: none, or of an older version."""
     for replica in model.replicas:
         if replica.worker == worker and replica.state == "ready" and model.stays(replica):
-            devices = state.workers[worker].devices
-            return next((found.kind for found in devices if found.device == replica.device), "")
+            for found in state.workers[worker].devices:
+                if found.device == replica.device:
+                    return found.kind
     return ""

@@ -102,8 +102,8 @@ class RouteWait(Struct, frozen=True):
     """That it takes long was said."""
 
 
-class LoadTally(Struct, frozen=True):
-    """What workers reported of one model since `since_ms`."""
+class LoadTally(Struct):
+    """What workers reported of one model since `since_ms`. It grows with every report; the next round has a new one."""
 
     since_ms: int = 0
     arrivals: int = 0
@@ -186,7 +186,7 @@ class ModelState(Struct):
     scaling: ScalePolicy | None = None
     """None: the declaration fixes the number of replicas."""
     scale_state: ScaleState | None = None
-    load: LoadTally = LoadTally()
+    load: LoadTally = field(default_factory=LoadTally)
     busy: Busy = Busy()
     """How busy it keeps its devices."""
     sla_missed: tuple[str, ...] = ()
