@@ -30,6 +30,10 @@ from scheduler.demand import Demand, Load, Need, forecast_per_s, need_of, observ
 from sie_stream.spec.model import ModelSpec, Tag
 
 Rule = Literal["hold", "bounds", "from_zero", "to_zero", "grow", "shrink", "sla"]
+REASONED: tuple[Rule, ...] = ("from_zero", "grow", "shrink", "sla")
+"""Changes that follow from the load: their reasons end with its numbers. Most observations change nothing, and nobody
+reads why.
+"""
 
 HYSTERESIS = 1.25
 SHARE_FOR_WAITING = 2
@@ -211,7 +215,9 @@ def decide(policy: ScalePolicy, state: ScaleState, load: Load) -> tuple[ScaleSta
     ahead = forecast_per_s(state.demand, load.cold_start_ms)
     need = _need(policy, state, load, ahead, _backlog(policy, state, load))
     state = _stabilised(policy, state, load, ahead)
-    wanted, rule, reason = _choice(policy, state, load, need, ahead)
+    wanted, rule, reason = _choice(policy, state, load, need)
+    if rule in REASONED:
+        reason = f"{reason} {_words(policy, state, load, need, ahead)}"
     decision = ScaleDecision(policy.model, load.at_ms, state.wanted, wanted, rule, need.replicas + state.extra, reason)
     return (_changed(state, decision) if decision.changed else state), decision
 
@@ -292,7 +298,7 @@ def _backlog(policy: ScalePolicy, state: ScaleState, load: Load) -> float:
 # ---------------------------------------------------------------- what is wanted
 
 
-def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need, ahead: float) -> tuple[int, Rule, str]:
+def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> tuple[int, Rule, str]:
     now, wanted = load.at_ms, state.wanted
     bounded = min(max(wanted, policy.floor), policy.replicas_max)
     if bounded != wanted:
@@ -302,39 +308,38 @@ def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need, ahea
             f"{wanted} -> {bounded}: {policy.floor} to {policy.replicas_max} replicas are allowed.",
         )
     asked = min(max(need.replicas + state.extra, policy.floor), policy.replicas_max)
-    words = _words(policy, state, load, need, ahead)
     if wanted == 0:
-        return _from_zero(policy, load, asked, words)
+        return _from_zero(policy, load, asked)
     held = _held(state, load)
     if held and not _outgrown(state, load, need):
-        return wanted, "hold", f"Stays at {wanted}: {held} {words}"
+        return wanted, "hold", f"Stays at {wanted}: {held}"
     if asked > wanted:
         if now < (ends := state.changed_ms + cooldown_ms(load.cold_start_ms)):
             return (
                 wanted,
                 "hold",
-                f"Stays at {wanted}, {asked} are needed: cools down for {ends - now} ms more. {words}",
+                f"Stays at {wanted}, {asked} are needed: cools down for {ends - now} ms more.",
             )
         if state.demand.jump_per_s > state.demand.fast_per_s * JUMP_FACTOR:
-            return wanted, "hold", f"Stays at {wanted}: arrivals jumped; the next observation tells how far. {words}"
+            return wanted, "hold", f"Stays at {wanted}: arrivals jumped; the next observation tells how far."
         grown = min(asked, growth_limit(wanted, load.cold_start_ms))
         limited = f" of the {asked} needed, the most for one change" if grown < asked else ""
-        return grown, "grow", f"{wanted} -> {grown}{limited}: {words}"
+        return grown, "grow", f"{wanted} -> {grown}{limited}:"
     if state.breach_since_ms is not None:
-        return _breached(policy, state, load, words)
+        return _breached(policy, state, load)
     if policy.floor == 0 and now - state.busy_ms >= idle_ms(load.cold_start_ms):
         limit = idle_ms(load.cold_start_ms)
         return 0, "to_zero", f"{wanted} -> 0: idle for {now - state.busy_ms} ms, {limit} ms are enough. {_cold(load)}"
-    return _shrunk(policy, state, load, words)
+    return _shrunk(policy, state, load)
 
 
-def _from_zero(policy: ScalePolicy, load: Load, asked: int, words: str) -> tuple[int, Rule, str]:
+def _from_zero(policy: ScalePolicy, load: Load, asked: int) -> tuple[int, Rule, str]:
     if load.waiting == 0 and load.arrivals == 0:
         return 0, "hold", "Stays at 0: nothing waits."
     grown = min(max(asked, 1), policy.replicas_max, growth_limit(0, load.cold_start_ms))
     if grown == 0:
         return 0, "hold", f"Stays at 0, held down: {load.waiting} requests wait."
-    return grown, "from_zero", f"0 -> {grown}: {load.waiting} requests wait. {_cold(load)} {words}"
+    return grown, "from_zero", f"0 -> {grown}: {load.waiting} requests wait. {_cold(load)}"
 
 
 def _held(state: ScaleState, load: Load) -> str:
@@ -352,30 +357,30 @@ def _outgrown(state: ScaleState, load: Load, need: Need) -> bool:
     return load.ready < state.wanted == load.ready + load.loading and need.offered > state.wanted
 
 
-def _breached(policy: ScalePolicy, state: ScaleState, load: Load, words: str) -> tuple[int, Rule, str]:
+def _breached(policy: ScalePolicy, state: ScaleState, load: Load) -> tuple[int, Rule, str]:
     """p99 is above the SLA, but the law asks for nothing."""
     wanted = state.wanted
     said = f"p99 {load.p99_ms} ms is above the SLA of {policy.p99_ms} ms"
     if wanted >= policy.replicas_max:
-        return wanted, "hold", f"Stays at {wanted}, the most that is allowed: {said}. {words}"
+        return wanted, "hold", f"Stays at {wanted}, the most that is allowed: {said}."
     if load.waiting == 0 and load.utilisation_bp * policy.sharing < policy.target_bp:
-        return wanted, "hold", f"Stays at {wanted}: {said}, but nothing waits; more replicas would not help. {words}"
+        return wanted, "hold", f"Stays at {wanted}: {said}, but nothing waits; more replicas would not help."
     patience_ms = PATIENCE_FACTOR * max(policy.aim.drain_ms, load.cold_start_ms)
     since_ms = max(state.breach_since_ms or 0, state.changed_ms)
     if load.at_ms - since_ms < patience_ms:
-        return wanted, "hold", f"Stays at {wanted}: {said} since {load.at_ms - since_ms} of {patience_ms} ms. {words}"
-    return wanted + 1, "sla", f"{wanted} -> {wanted + 1}: {said} since {load.at_ms - since_ms} ms. {words}"
+        return wanted, "hold", f"Stays at {wanted}: {said} since {load.at_ms - since_ms} of {patience_ms} ms."
+    return wanted + 1, "sla", f"{wanted} -> {wanted + 1}: {said} since {load.at_ms - since_ms} ms."
 
 
-def _shrunk(policy: ScalePolicy, state: ScaleState, load: Load, words: str) -> tuple[int, Rule, str]:
+def _shrunk(policy: ScalePolicy, state: ScaleState, load: Load) -> tuple[int, Rule, str]:
     wanted = state.wanted
     if state.low_since_ms is None:
-        return wanted, "hold", f"Stays at {wanted}. {words}"
+        return wanted, "hold", f"Stays at {wanted}."
     low_ms, window = load.at_ms - state.low_since_ms, _window_ms(policy, load)
     if low_ms < window:
-        return wanted, "hold", f"Stays at {wanted}, {state.low_need} would do since {low_ms} of {window} ms. {words}"
+        return wanted, "hold", f"Stays at {wanted}, {state.low_need} would do since {low_ms} of {window} ms."
     least = max(state.low_need, wanted - max(wanted // SHRINK_FACTOR, 1), policy.floor)
-    return least, "shrink", f"{wanted} -> {least}: {state.low_need} would have done for {low_ms} ms. {words}"
+    return least, "shrink", f"{wanted} -> {least}: {state.low_need} would have done for {low_ms} ms."
 
 
 def _cold(load: Load) -> str:

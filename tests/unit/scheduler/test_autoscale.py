@@ -190,7 +190,7 @@ def test_replicas_that_share_devices_are_worth_less() -> None:
     needs = []
     for policy in (alone, shared):
         state = structs.replace(first_state(policy, 0, 4), demand=calm(15))
-        seen = load(1, arrivals=15, completions=15, ready=4, utilisation_bp=7_500)
+        seen = load(6, arrivals=15, completions=15, ready=4, utilisation_bp=7_500)
         _, decisions = play(policy, state, seen)
         needs.append(decisions[-1].need)
     assert needs == [4, 10], "3 devices' worth at 75 %; 6 halves at 60 %, since one more is only a reserve"
