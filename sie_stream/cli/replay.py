@@ -18,6 +18,7 @@ from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, c
 from sie_stream.cli.replaying.choosing import Choice, Question, choose
 from sie_stream.cli.replaying.declared import declarations
 from sie_stream.cli.replaying.engines import Engines
+from sie_stream.cli.replaying.files import partial_name
 from sie_stream.cli.replaying.outputs import OutputTopic, checked_topic
 from sie_stream.cli.replaying.page import report_page
 from sie_stream.cli.replaying.phases import Phases
@@ -82,7 +83,7 @@ def replay(
 
     Reads only: it joins no group, commits nothing, and runs engines of its own at a lower priority.
     --model alone covers its variants too, unless --from or --to is an offset: that is one of its own work topic.
-    Ctrl-C stops it with a report of what was done so far, marked partial.
+    Ctrl-C stops it with a report of what was done so far, marked partial; files are then NAME.partial.html and so on.
 
     \b
     Examples:
@@ -114,11 +115,12 @@ def _hand_over(report: Report, output: OutputFormat, html: Path | None, parquet:
         show_json(msgspec.to_builtins(report))
     else:
         show_report(report)
-    if html is not None:
-        html.write_text(report_page(report))
+    files = [path if path is None or not report.partial else partial_name(path) for path in (html, parquet)]
+    if files[0] is not None:
+        files[0].write_text(report_page(report))
     if output is OutputFormat.JSON:
         return
-    for path in (html, parquet):
+    for path in files:
         if path is not None:
             console.print(f"written: {path}", highlight=False)
 
@@ -183,7 +185,10 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
         stack.callback(engines.close)
         with phases.begin("looking for the range"):
             choice = choose(readers, settings.topics, question, stop)
-        return _through(run, choice, engines, tally, stop, asked, phases)
+        report = _through(run, choice, engines, tally, stop, asked, phases)
+        if file is not None:
+            file.ends(report.title, partial=report.partial)
+        return report
 
 
 def _through(
