@@ -24,6 +24,7 @@ from sie_stream.cli.replaying.page import report_page
 from sie_stream.cli.replaying.phases import Phases
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.reading import Readers
+from sie_stream.cli.replaying.requested import refuse_topic_without_requests
 from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.cli.replaying.show import show_report
@@ -184,6 +185,11 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
         engines = Engines(links, settings.record_bytes_max, run.answered, stop, phases.engine_starts)
         stack.callback(engines.close)
         with phases.begin("looking for the range"):
+            if not (question.request_ids or question.decision):
+                read_from = book.input_topics()
+                refuse_topic_without_requests(
+                    readers, settings.topics, question.topic, read_from, question.partitions, stop
+                )
             choice = choose(readers, settings.topics, question, stop)
         report = _through(run, choice, engines, tally, stop, asked, phases)
         if file is not None:
