@@ -146,8 +146,8 @@ def start_rollout(step: Step, record: StartRollout) -> None:
         why = f"Version {accepted.launch.version} serves already; a rollout needs another one."
     elif any(one.plan.promotes for one in model.rollouts.values()) or (model.rollouts and not record.share):
         why = "A version that takes over by steps is to get all keys, so it goes alone. End the other variants first."
-    elif not 0 <= record.share <= FULL - sum(max(one.share, one.plan.steps[-1]) for one in model.rollouts.values()):
-        why = f"share {record.share}: 0 to 10,000, and together with the other variants at most 10,000."
+    elif not 0 <= record.share <= (left := FULL - sum(max(r.share, r.plan.steps[-1]) for r in model.rollouts.values())):
+        why = f"--share {record.share * 100 / FULL:g}: at most {left * 100 / FULL:g} % of the keys are left to give."
     if why or model is None:
         _reject(step, name, "rollout_refused", why, record.actor, ())
         return
@@ -218,8 +218,9 @@ def rollout_order(step: Step, record: RolloutOrder) -> None:
     elif rollout is None and record.order == "undo":
         undo(step, model, record)
     elif rollout is None:
-        known = ", ".join(model.rollouts) or "none"
-        ignored(step, record, f"No rollout of variant {record.variant!r} is under way (under way: {known}).")
+        known = ", ".join(f"{name} (--variant {name})" for name in model.rollouts)
+        others = f"; these are: {known}" if known else ""
+        ignored(step, record, f"No rollout of variant {record.variant!r} is under way{others}.")
     else:
         _order(step, model, rollout, record)
 
