@@ -67,8 +67,8 @@ def route_variants(state: ClusterState, model: ModelState) -> tuple[tuple[Varian
                 rollout.shadow,
             )
         )
-        if rollout.share and not rollout.bypassed:
-            rules.extend(rollout.plan.rules)
+        if rollout.share:
+            rules.extend(rule for rule in rollout.plan.rules if not rollout.bypassed or rule.variant == STABLE)
     if not rows:
         return model.route.variants, ()
     ranges = rest_of([one for row in rows for one in row.ranges])

@@ -171,3 +171,16 @@ def test_other_variants_keep_their_keys() -> None:
     cluster.lose(victim.worker)
     now = cluster.chosen()
     assert {key: "stable" if name == "b" else name for key, name in before.items()} == now
+
+
+def test_content_rules_send_nobody_there_and_those_for_the_stable_version_hold() -> None:
+    pins = [{"by": "tenant", "equals": "beta"}, {"by": "tenant", "equals": "old", "to": "stable"}]
+    cluster = Lone(50, pins=pins)
+    before = cluster.route.rules
+    assert [rule.equals for rule in before] == ["beta", "old"]
+    cluster.lose(cluster.victim)
+    assert [rule.equals for rule in cluster.route.rules] == ["old"]
+    cluster.join(cluster.victim)
+    cluster.wait(500, tuple(cluster.alive))
+    cluster.make_ready(UNIT)
+    assert cluster.route.rules == before
