@@ -124,6 +124,8 @@ class RolloutState(Struct, frozen=True):
     ending: Ending | None = None
     ended_ms: int = 0
     why: str = ""
+    bypassed: bool = False
+    """Its share goes to the stable version for the time (see rollout_bypass.py)."""
 
     @property
     def shadow(self) -> int:
@@ -162,6 +164,8 @@ class Seen(Struct, frozen=True):
     """The model itself serves the new version with all its replicas."""
     old_ready: int = 0
     """Replicas of the version before that can take all keys back at once."""
+    stable_ready: int = 0
+    """Replicas that serve the model's own topic, of whatever generation."""
 
 
 class Said(Struct, frozen=True):
@@ -184,6 +188,7 @@ def ended(state: RolloutState, ending: Ending, why: str, now_ms: int) -> Rollout
         ranges=(),
         holding="",
         paused="",
+        bypassed=False,
     )
 
 
@@ -260,7 +265,7 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     differs = in_words(state.gates, "differs")
     if differs and DIFFERS not in state.told:
         return _differing(state, differs, now_ms)
-    if state.paused:
+    if state.paused or state.bypassed:
         return state, None
     if now_ms - state.heard_ms > STATS_LOST_MS:
         why = (
@@ -373,7 +378,7 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
     if state.phase not in ("loading", "serving") or not seen.ready:
         return None
     last = len(state.plan.steps) - 1
-    by = structs.replace(state, forced=True, promoted_by=named(actor))
+    by = structs.replace(state, forced=True, promoted_by=named(actor), bypassed=False)
     reason = f"{named_first(actor)} promotes it."
     if state.phase == "serving" and state.step == last and state.share == FULL:
         return _adopt(by, reason, now_ms)

@@ -5,6 +5,8 @@ The decisions about one rollout are in rollout.py and gates.py; here they meet t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from scheduler.actors import named
@@ -27,6 +29,7 @@ from scheduler.rollout import (
     resumed,
 )
 from scheduler.rollout_back import ignored, undo
+from scheduler.rollout_bypass import bypass
 from scheduler.rollout_plan import compared, plan_of, shares_of, taking_over
 from scheduler.rollout_windows import add_window
 from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
@@ -143,8 +146,8 @@ def start_rollout(step: Step, record: StartRollout) -> None:
         why = f"Version {accepted.launch.version} serves already; a rollout needs another one."
     elif any(one.plan.promotes for one in model.rollouts.values()) or (model.rollouts and not record.share):
         why = "A version that takes over by steps is to get all keys, so it goes alone. End the other variants first."
-    elif not 0 <= record.share <= FULL - sum(max(one.share, one.plan.steps[-1]) for one in model.rollouts.values()):
-        why = f"share {record.share}: 0 to 10,000, and together with the other variants at most 10,000."
+    elif not 0 <= record.share <= (left := FULL - sum(max(r.share, r.plan.steps[-1]) for r in model.rollouts.values())):
+        why = f"--share {record.share * 100 / FULL:g}: at most {left * 100 / FULL:g} % of the keys are left to give."
     if why or model is None:
         _reject(step, name, "rollout_refused", why, record.actor, ())
         return
@@ -215,8 +218,9 @@ def rollout_order(step: Step, record: RolloutOrder) -> None:
     elif rollout is None and record.order == "undo":
         undo(step, model, record)
     elif rollout is None:
-        known = ", ".join(model.rollouts) or "none"
-        ignored(step, record, f"No rollout of variant {record.variant!r} is under way (under way: {known}).")
+        known = ", ".join(f"{name} (--variant {name})" for name in model.rollouts)
+        others = f"; these are: {known}" if known else ""
+        ignored(step, record, f"No rollout of variant {record.variant!r} is under way{others}.")
     else:
         _order(step, model, rollout, record)
 
@@ -286,7 +290,8 @@ def _follow(step: Step, model: ModelState, rollout: RolloutState) -> None:
         if unit.status == "accepted" and unit.replicas_wanted < wanted:
             unit.replicas_wanted = wanted
             step.look_at(unit)
-    after, said = advance(rollout, _seen(step, model, rollout), step.now_ms)
+    seen = _seen(step, model, rollout)
+    after, said = bypass(rollout, seen, step.now_ms) or advance(rollout, seen, step.now_ms)
     if after is not rollout:
         _become(step, model, rollout, after, said)
 
@@ -295,7 +300,7 @@ def _seen(step: Step, model: ModelState, rollout: RolloutState) -> Seen:
     unit = unit_of(step.state, model.model, rollout.variant)
     if unit is None:
         return Seen(ready=0, wanted=1, given_up=False, deleted=True)
-    ready = [r for r in unit.present() if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
+    ready = _ready(step, unit.present())
     loads = model if rollout.phase == "adopting" else unit
     message = loads.message
     # A stable version that lacks replicas for want of room asks no more of the new one than it has itself.
@@ -310,12 +315,17 @@ def _seen(step: Step, model: ModelState, rollout: RolloutState) -> Seen:
         deleted=model.status == "deleting",
         adopted=serves_alone(model, rollout.version) and model.routed_generation == model.generation,
         old_ready=len(_old_ready(step, model)),
+        stable_ready=len(_ready(step, model.replicas)),
     )
 
 
 def _old_ready(step: Step, model: ModelState) -> list[ReplicaState]:
     """Replicas of the version before that still hold the model's own topic, while it takes another version over."""
-    return [r for r in model.older() if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
+    return _ready(step, model.older())
+
+
+def _ready(step: Step, replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+    return [r for r in replicas if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
 
 
 def _become(step: Step, model: ModelState, before: RolloutState, after: RolloutState, said: Said | None) -> None:

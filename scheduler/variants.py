@@ -60,18 +60,18 @@ def route_variants(state: ClusterState, model: ModelState) -> tuple[tuple[Varian
             VariantRow(
                 rollout.variant,
                 rollout.version,
-                rollout.share,
-                rollout.ranges,
+                0 if rollout.bypassed else rollout.share,
+                () if rollout.bypassed else rollout.ranges,
                 unit.route.topic,
                 len(unit.partitions) // unit.route.lanes,
                 rollout.shadow,
             )
         )
         if rollout.share:
-            rules.extend(rollout.plan.rules)
+            rules.extend(rule for rule in rollout.plan.rules if not rollout.bypassed or rule.variant == STABLE)
     if not rows:
         return model.route.variants, ()
-    ranges = rest_of(ranges_of(model))
+    ranges = rest_of([one for row in rows for one in row.ranges])
     stable = model.published_route.variants[0].version if model.published_route is not None else model.version
     weight = sum(end - first for first, end in ranges)
     return (VariantRow(STABLE, stable, weight, ranges), *rows), tuple(rules)
@@ -119,6 +119,8 @@ def why_not(model: ModelState, rollout: RolloutState, order: str) -> str:
         )
     if order == "resume" and not rollout.paused:
         return f"The rollout of {rollout.version} is not paused: it is {rollout.phase}."
+    if order == "promote" and rollout.bypassed:
+        return f"No replica of {rollout.version} is ready: its keys go to {rollout.version_before} until one is."
     if order == "promote" and rollout.phase == "loading":
         return (
             f"No replica of {rollout.version} is ready yet, so no key can go to it. `sie-stream rollout status "

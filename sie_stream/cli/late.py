@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
-from sie_stream.cli.entry import leaving_at_once
+from sie_stream.cli.leaving import leaving_at_once
 
 
 class Late(NamedTuple):

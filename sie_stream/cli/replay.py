@@ -18,11 +18,13 @@ from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, c
 from sie_stream.cli.replaying.choosing import Choice, Question, choose
 from sie_stream.cli.replaying.declared import declarations
 from sie_stream.cli.replaying.engines import Engines
+from sie_stream.cli.replaying.files import partial_name
 from sie_stream.cli.replaying.outputs import OutputTopic, checked_topic
 from sie_stream.cli.replaying.page import report_page
 from sie_stream.cli.replaying.phases import Phases
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.reading import Readers
+from sie_stream.cli.replaying.requested import refuse_topic_without_requests
 from sie_stream.cli.replaying.run import Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
 from sie_stream.cli.replaying.show import show_report
@@ -82,7 +84,7 @@ def replay(
 
     Reads only: it joins no group, commits nothing, and runs engines of its own at a lower priority.
     --model alone covers its variants too, unless --from or --to is an offset: that is one of its own work topic.
-    Ctrl-C stops it with a report of what was done so far, marked partial.
+    Ctrl-C stops it with a report of what was done so far, marked partial; files are then NAME.partial.html and so on.
 
     \b
     Examples:
@@ -114,11 +116,12 @@ def _hand_over(report: Report, output: OutputFormat, html: Path | None, parquet:
         show_json(msgspec.to_builtins(report))
     else:
         show_report(report)
-    if html is not None:
-        html.write_text(report_page(report))
+    files = [path if path is None or not report.partial else partial_name(path) for path in (html, parquet)]
+    if files[0] is not None:
+        files[0].write_text(report_page(report))
     if output is OutputFormat.JSON:
         return
-    for path in (html, parquet):
+    for path in files:
         if path is not None:
             console.print(f"written: {path}", highlight=False)
 
@@ -182,8 +185,16 @@ def replayed(connection: Connection, asked: Asked, stop: StopFlag) -> Report:
         engines = Engines(links, settings.record_bytes_max, run.answered, stop, phases.engine_starts)
         stack.callback(engines.close)
         with phases.begin("looking for the range"):
+            if not (question.request_ids or question.decision):
+                read_from = book.input_topics()
+                refuse_topic_without_requests(
+                    readers, settings.topics, question.topic, read_from, question.partitions, stop
+                )
             choice = choose(readers, settings.topics, question, stop)
-        return _through(run, choice, engines, tally, stop, asked, phases)
+        report = _through(run, choice, engines, tally, stop, asked, phases)
+        if file is not None:
+            file.ends(report.title, partial=report.partial)
+        return report
 
 
 def _through(

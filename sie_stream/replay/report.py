@@ -109,7 +109,12 @@ class Report(Struct, frozen=True):
     @property
     def same(self) -> bool:
         """Something was looked at, and it is what it was."""
-        return not (self.empty or self.different or self.causes.keys() - HARMLESS or self.partial)
+        return self.no_difference and not (self.empty or self.partial)
+
+    @property
+    def no_difference(self) -> bool:
+        """None was found, in however much was looked at."""
+        return not (self.different or self.causes.keys() - HARMLESS)
 
     @property
     def empty(self) -> bool:

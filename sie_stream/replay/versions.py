@@ -48,6 +48,11 @@ class VersionBook:
     def models(self) -> list[str]:
         return sorted(self._by_model)
 
+    def input_topics(self) -> frozenset[str]:
+        """Topics of their own that models read from, or did."""
+        declared = (one for found in self._by_model.values() for one in found)
+        return frozenset(one.route.input_topic for one in declared if one.route.input_topic)
+
     def pinned(self, model: str, version: str) -> Declared:
         """The newest declaration of `model` at `version`. Raises ConfigError naming what there is."""
         declared = self._by_model.get(model)

@@ -72,7 +72,7 @@ def test_all_seeds() -> None:
             *("device_lost", "device_back", "plan_started", "replica_moving", "plan_ended"),
             *("snapshot", "metadata", "copy", "dead_letter", "to_zero", "from_zero"),
             *("rollout_started", "rollout_step", "rollout_completed", "route_held", "canary"),
-            *("rollout_shadowing", "shadow", "rollout_rolled_back"),
+            *("rollout_shadowing", "shadow", "rollout_rolled_back", "rollout_bypassed", "rollout_back"),
             *("sequence_exported", "sequence_resumed"),
         }
 

@@ -26,12 +26,13 @@ code { font-size: .85rem }
 
 def report_page(report: Report) -> str:
     """The whole document."""
+    title = f"Replay of {escape(report.title)}{' (partial)' if report.partial else ''}"
     return "\n".join(
         (
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-            f"<title>Replay of {escape(report.title)}</title><style>{STYLE}</style></head><body>",
-            f"<h1>Replay of {escape(report.title)}</h1>",
+            f"<title>{title}</title><style>{STYLE}</style></head><body>",
+            f"<h1>{title}</h1>",
             *_headline(report),
             *_causes(report),
             *(line for model in report.models for line in _model(model)),
@@ -48,8 +49,10 @@ def _headline(report: Report) -> Iterable[str]:
     word = (
         '<strong class="same">All the same.</strong>'
         if report.same
+        else '<strong class="partial">All the same so far.</strong>'
+        if report.partial and report.replayed and report.no_difference
         else '<strong class="partial">Nothing compared.</strong>'
-        if report.empty
+        if not (report.replayed or report.causes)
         else '<strong class="differs">Not all the same.</strong>'
     )
     yield (

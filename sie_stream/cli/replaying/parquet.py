@@ -1,4 +1,8 @@
-"""Every record that was answered again, as one Parquet file, written in row groups while the replay runs."""
+"""Every record that was answered again, as one Parquet file, written in row groups while the replay runs.
+
+Half a replay looks like a whole one to whoever counts its rows. So the file has the name that was asked for only once
+the replay came to its end, and its metadata say whether it did (`sie.replay.partial`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sie_stream.cli.replaying.files import partial_name
 from sie_stream.replay.compare import Again, Original, Verdict
 from sie_stream.replay.report import Place
 
@@ -42,12 +47,24 @@ SCHEMA = pa.schema(
 )
 
 
+PARTIAL_KEY, TITLE_KEY = "sie.replay.partial", "sie.replay.title"
+"""Of the metadata: `true` or `false`, and what was replayed."""
+
+
 class ParquetFile:
-    """Closed in the end, also of a partial replay, so that it can be read."""
+    """Closed in the end, also of a replay that was stopped or failed, so that it can be read."""
 
     def __init__(self, path: Path) -> None:
-        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self._path = path
+        self._written = partial_name(path)
+        self._writer = pq.ParquetWriter(self._written, SCHEMA, compression="zstd")
         self._columns: list[list[Any]] = [[] for _ in SCHEMA]
+        self._title = ""
+        self._partial = True
+
+    def ends(self, title: str, *, partial: bool) -> None:
+        """The replay is over; without this it counts as partial."""
+        self._title, self._partial = title, partial
 
     def add(self, original: Original, again: Again, place: Place, found: Verdict) -> None:
         row = (
@@ -89,7 +106,10 @@ class ParquetFile:
 
     def close(self) -> None:
         self._write()
+        self._writer.add_key_value_metadata({PARTIAL_KEY: str(self._partial).lower(), TITLE_KEY: self._title})
         self._writer.close()
+        if not self._partial:
+            self._written.replace(self._path)
 
 
 def _text(outputs: bytes | None) -> str | None:

@@ -107,7 +107,7 @@ class Readers:
 
     def first_times(self, spans: Iterable[Span], stop: StopFlag) -> list[int]:
         """Timestamp of the first record of every span that has one."""
-        firsts = (self._edge(span, stop) for span in spans)
+        firsts = (self.first_of(span, stop) for span in spans)
         return [first.timestamp_ms for first in firsts if first is not None]
 
     def written_from(self, spans: Iterable[Span], stop: StopFlag) -> int | None:
@@ -120,7 +120,7 @@ class Readers:
         for span in spans:
             if not span.size:
                 continue
-            first = self._edge(span, stop)
+            first = self.first_of(span, stop)
             if first is None or first.offset > span.start:
                 first = self._last_before(span, stop)
             if first is None:
@@ -128,7 +128,7 @@ class Readers:
             times.append(first.timestamp_ms)
         return min(times, default=None)
 
-    def _edge(self, span: Span, stop: StopFlag) -> LogRecord | None:
+    def first_of(self, span: Span, stop: StopFlag) -> LogRecord | None:
         """The first record of a span."""
         return next((records[0] for records in self.read([span], lambda _: None, stop) if records), None)
 
@@ -138,7 +138,7 @@ class Readers:
         end, back = span.start, BACK_FIRST
         while end > beginning and not stop:
             start = max(beginning, end - back)
-            found = self._edge(Span(span.topic, span.partition, start, end), stop)
+            found = self.first_of(Span(span.topic, span.partition, start, end), stop)
             if found is not None:
                 return found
             end, back = start, back * BACK_FACTOR

@@ -15,6 +15,8 @@ def show_report(report: Report) -> None:
     if report.partial:
         console.print("[bold yellow]PARTIAL[/]: stopped before its end; what is missing is not counted")
     verdict = "[bold green]all the same[/]" if report.same else ""
+    if report.partial and report.replayed and report.no_difference:
+        verdict = "[bold yellow]all the same so far[/]"
     if report.empty:
         verdict = "[bold yellow]nothing compared[/]"
     console.print(f"[bold]replay of {report.title}[/] {verdict}", highlight=False)

@@ -94,6 +94,14 @@ def test_ctrl_c_before_the_list_of_commands_is_there_ends_it_quietly(tmp_path: P
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_nothing_is_imported_before_ctrl_c_is_quiet() -> None:
+    """What a fresh interpreter does not hold yet is some milliseconds in which Ctrl-C shows a traceback."""
+    code = f"import sys; before = set(sys.modules); import {SCRIPT.module}; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    new = {name for name in done.stdout.split() if not name.startswith("importlib")} - {"_warnings", "warnings"}
+    assert new == {"sie_stream", "sie_stream.cli", SCRIPT.module}
+
+
 def test_a_misspelt_command_is_told_the_nearest() -> None:
     shown = CliRunner().invoke(main.app, ["trcae"])
     assert shown.exit_code == 2

@@ -315,6 +315,19 @@ def rollout_silent() -> Cluster:
     return cluster
 
 
+def rollout_bypassed() -> Cluster:
+    """The worker of a version's only replica dies: the stable version answers its keys until it is back."""
+    cluster = Rolling()
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    [replica] = cluster.model(UNIT).replicas
+    cluster.append(WorkerExited(replica.worker, replica.incarnation, -9, "supervisor"))
+    cluster.fence(cluster.commands)
+    cluster.wait(500, tuple(one for one in ALIVE if one[0] != replica.worker))
+    cluster.make_ready(UNIT)
+    return cluster
+
+
 SCENARIOS: dict[str, Callable[[], Cluster]] = {
     made.__name__: made
     for made in (
@@ -337,6 +350,7 @@ SCENARIOS: dict[str, Callable[[], Cluster]] = {
         rollout_taken_back_while_adopting,
         rollout_given_up,
         rollout_silent,
+        rollout_bypassed,
     )
 }
 

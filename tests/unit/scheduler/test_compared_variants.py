@@ -103,3 +103,15 @@ def test_one_of_two_that_differ_is_promoted_to_its_end() -> None:
         ("3.0.0", "aborted"),
         ("2.0.0", "completed"),
     ]
+
+
+def test_what_cannot_be_is_told_in_the_words_of_the_command_line() -> None:
+    cluster = Rolling()
+    start(cluster)
+    [refused] = decisions(cluster.append(StartRollout(Raw(spec_json(version="4.0.0")), "d", 9_000, "ada")))
+    assert refused.reason == "--share 90: at most 80 % of the keys are left to give."
+    [unknown] = decisions(cluster.append(RolloutOrder("churn", "pause", actor="ada")))
+    assert unknown.reason == "No rollout of variant 'canary' is under way; these are: b (--variant b)."
+    cluster.append(RolloutOrder("churn", "abort", "b", "ada"))
+    [none] = decisions(cluster.append(RolloutOrder("churn", "pause", actor="ada")))
+    assert none.reason == "No rollout of variant 'canary' is under way."

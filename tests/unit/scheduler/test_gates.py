@@ -69,6 +69,21 @@ def test_a_slow_path_breaches_p99_though_the_median_is_the_same() -> None:
     assert quantile(slow.latency, 0.5) == pytest.approx(20.0, rel=0.1)
 
 
+def test_a_handful_of_answers_of_the_stable_version_is_no_p99_to_compare_with() -> None:
+    """It had no keys, and then for a second those of a worker that died: that they were quick says nothing."""
+    busy = VariantStats(ok=500, latency=added(stats(1, 470).latency, sketch_of([200.0] * 30)))
+    few = VariantStats(ok=3, latency=sketch_of([20.0, 25.0, 30.0]))
+    [found] = [
+        one
+        for one in judge(
+            busy, few, GateLimits(), [LatencyWindow(part, _part(busy.latency, part)) for part in range(PARTS)]
+        )
+        if one.gate == "p99_vs_stable_ms"
+    ]
+    assert found.verdict == "unsure"
+    assert "of the stable version 3 answers are known" in found.detail
+
+
 def test_one_slow_answer_of_fifty_is_chance() -> None:
     slow = VariantStats(ok=50, latency=added(stats(1, 49).latency, sketch_of([200.0])))
     assert verdicts(slow, stats(2, 2_000))["p99_vs_stable_ms"] == "unsure"
