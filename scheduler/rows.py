@@ -87,6 +87,7 @@ def instance_row(state: ClusterState, model: ModelState) -> InstanceRow:
         generation=model.generation,
         applied_offset=model.applied_offset,
         given_up=model.failures > RETRIES_MAX,
+        replicas_wanted=model.replicas_wanted,
     )
 
 
