@@ -317,9 +317,10 @@ def _publish_route(step: Step, model: ModelState) -> None:
     width = len(model.partitions) // model.route.lanes
     route = model.published_route
     variants, rules = route_variants(step.state, model)
-    same = False
+    same = as_wide = False
     if route is not None:
-        same = model.routed_generation == model.generation and route.width == width
+        as_wide = model.routed_generation == model.generation and route.width == width
+        same = as_wide and not model.route_changed
         if same and (route.variants, route.rules) == (variants, rules):
             return
         # A split that ended before the model had taken the version over ends now: the older generation gets all keys.
@@ -332,12 +333,15 @@ def _publish_route(step: Step, model: ModelState) -> None:
     base, generation = model.route, model.generation
     if route is not None and (older_in_charge or same):
         base, generation = route, model.routed_generation
+    else:
+        model.route_changed = False
     model.published_route = structs.replace(
         base,
         route_epoch=step.offset,
         width=width,
         variants=variants,
         rules=rules,
+        shares=route.shares if route is not None and as_wide else base.shares,
         asleep=not model.replicas_wanted,
     )
     model.routed_generation = generation

@@ -16,6 +16,7 @@ from scheduler.limits import (
     topic_backoff_ms,
 )
 from scheduler.partitions import PartitionState, wanted_again
+from scheduler.redeclared import keeps_replicas, take_over_as_is
 from scheduler.rollout_past import remember
 from scheduler.state import NEVER_MS, ModelState
 from scheduler.step import Step
@@ -28,7 +29,9 @@ from sie_stream.spec.model import REPLICAS_MAX
 
 
 def apply_model(step: Step, record: ApplyModel) -> None:
-    """Accept, refuse or recognise a declaration. A change starts a new generation beside the one that serves."""
+    """Accept, refuse or recognise a declaration. A change of what replicas are starts a new generation beside the one
+    that serves; any other holds for the replicas that are there (see redeclared.py).
+    """
     try:
         accepted = accept(bytes(record.spec), step.settings.topics)
         refuse_confusing_name(step, accepted.model)
@@ -45,13 +48,18 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     model = step.state.models.get(accepted.model)
     if model is None:
         model = new_model(step, accepted)
-        reason = "A new model; its declaration is valid."
-    elif model.generation and bytes(model.spec) == bytes(accepted.spec):
+        model.timings_ms = {"applied": step.now_ms}
+        reason, otherwise = "A new model; its declaration is valid.", "Requests for it are answered unknown_model."
+    elif bytes(model.spec) == bytes(accepted.spec):
         _apply_again(step, model, record.actor)
         return
+    elif keeps_replicas(model, accepted):
+        _restore(step, model)
+        reason, otherwise = take_over_as_is(model, accepted), "The old declaration stays."
+        _try_again(model)
     else:
-        reason = new_generation(step, model, accepted)
-    model.timings_ms = {"applied": step.now_ms}
+        reason, otherwise = new_generation(step, model, accepted), "The old version stays."
+        model.timings_ms = {"applied": step.now_ms}
     model.applied_offset = step.offset
     model.applied_ms = step.now_ms
     model.message = ""
@@ -67,7 +75,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
             "memory_bytes": model.launch.memory_bytes,
             "actor": record.actor,
         },
-        do_nothing="Requests for it are answered unknown_model." if model.generation == 1 else "The old version stays.",
+        do_nothing=otherwise,
     )
     want_topic(step, model)
     step.touch("models", model.model)
@@ -131,13 +139,17 @@ def new_generation(step: Step, model: ModelState, accepted: Accepted) -> str:
     model.width = max(accepted.width, model.width)
     model.sla_missed = ()  # what was learnt about another version does not hold
     model.sla_streak = {}
+    _try_again(model)
+    if before != model.version:
+        return f"Version {before} is replaced by {model.version}: new replicas are placed beside the old ones."
+    return f"The declaration of version {before} changed: new replicas are placed beside the old ones."
+
+
+def _try_again(model: ModelState) -> None:
     model.failures = 0
     model.retry_at_ms = 0
     model.failed_on = ()
     model.unplaced = ()
-    if before != model.version:
-        return f"Version {before} is replaced by {model.version}: new replicas are placed beside the old ones."
-    return f"The declaration of version {before} changed: new replicas are placed beside the old ones."
 
 
 def _restore(step: Step, model: ModelState) -> bool:
@@ -169,10 +181,7 @@ def _apply_again(step: Step, model: ModelState, actor: str) -> None:
         )
         return
     model.applied_offset = step.offset
-    model.failures = 0
-    model.retry_at_ms = 0
-    model.failed_on = ()
-    model.unplaced = ()
+    _try_again(model)
     model.message = ""
     step.decide(
         "model_accepted",

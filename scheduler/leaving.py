@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.counts import wanted_in_words
 from scheduler.rules import POOL_LABEL
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
@@ -47,8 +48,7 @@ def leaves_because(state: ClusterState, model: ModelState, replica: ReplicaState
         return f"{model.model} moves to the pool {model.pool}"
     if state.empties(replica.worker):
         return f"{replica.worker} is being drained"
-    wanted = model.replicas_wanted
-    return f"{wanted} {'replica is' if wanted == 1 else 'replicas are'} wanted"
+    return wanted_in_words(model.replicas_wanted)
 
 
 def stay_after_all(step: Step, model: ModelState) -> None:

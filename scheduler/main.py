@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         SchedulerProcess(settings, scheduler, log).run(stop)
     except Fenced as fenced:
-        log.warning("fenced", error=str(fenced))
+        # Losing an election is no fault: the next life of this process stands by.
+        log.info("another_scheduler_leads", error=str(fenced))
         return EXIT_FENCED
     except SieError as error:
         log.error("stopped", kind=type(error).__name__, error=str(error), exc_info=True)

@@ -87,6 +87,7 @@ def instance_row(state: ClusterState, model: ModelState) -> InstanceRow:
         generation=model.generation,
         applied_offset=model.applied_offset,
         given_up=model.failures > RETRIES_MAX,
+        replicas_wanted=model.replicas_wanted,
     )
 
 
@@ -121,7 +122,8 @@ def instance_status(model: ModelState) -> Literal["pending", "loading", "ready",
     loading = sum(replica.awaited for replica in model.present())
     if ready == 0:
         return "loading" if loading else "pending"
-    return "ready" if len(model.present()) >= model.replicas_wanted or loading else "degraded"
+    on_their_way = loading > 0 and not model.unplaced  # those that load do not stand for those that have no place
+    return "ready" if len(model.present()) >= model.replicas_wanted or on_their_way else "degraded"
 
 
 def _in_precision(launch: ModelLaunch, precision: str) -> ModelLaunch:

@@ -133,7 +133,7 @@ class ModelState(Struct):
     """The accepted spec as canonical JSON."""
     version: str
     generation: int
-    """Counts accepted changes of the spec."""
+    """Counts accepted changes of the spec that need new replicas (see redeclared.py)."""
     launches: dict[int, ModelLaunch]
     """By generation: the present one, and those that still have replicas."""
     route: RouteRow
@@ -213,6 +213,8 @@ class ModelState(Struct):
     """When a replica of it left an unstable engine last."""
     journal: tuple[PlacementChange, ...] = ()
     """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
+    route_changed: bool = False
+    """The declaration changed beneath its replicas, and the published route is that of before."""
 
     @property
     def launch(self) -> ModelLaunch:

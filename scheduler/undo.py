@@ -16,6 +16,7 @@ from collections import Counter
 from msgspec import Struct, structs
 
 from scheduler.actors import named_first
+from scheduler.counts import replicas_in_words, wanted_in_words
 from scheduler.evidence import came, memory_changes, seat
 from scheduler.offers import device_offers, wish_of
 from scheduler.placement import DeviceOffer, refusal
@@ -136,17 +137,13 @@ def _not_now(model: ModelState, change: PlacementChange) -> str:
     if any(replica.leaving or replica.state == "draining" for replica in model.replicas):
         return f"A replica of {name} is moving already; try again when that is over."
     if len(change.before) != model.replicas_wanted:
-        return f"{name} had {_replicas(len(change.before))} before it and {_instead(model)}"
+        return f"{name} had {replicas_in_words(len(change.before))} before it and {_instead(model)}"
     return ""
-
-
-def _replicas(count: int) -> str:
-    return f"{count} replica{'' if count == 1 else 's'}"
 
 
 def _instead(model: ModelState) -> str:
     """How many are wanted now, who decided that, and what helps."""
-    wanted = f"{model.replicas_wanted} {'is' if model.replicas_wanted == 1 else 'are'} wanted now"
+    wanted = f"{wanted_in_words(model.replicas_wanted)} now"
     would = "so the scheduler would change that at once."
     if model.scaling is None:
         return f"{wanted}, {would} Change the declaration instead."

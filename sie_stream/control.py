@@ -290,6 +290,8 @@ class InstanceRow(Struct, frozen=True):
     """Of the ApplyModel on sie.cluster that this row has seen last; -1 in rows of before this field."""
     given_up: bool = False
     """Replicas of this generation failed too often; they are tried again when the model is applied again."""
+    replicas_wanted: int = -1
+    """Of the model itself, without its variants; -1 in rows of before this field."""
 
 
 class RouteRow(Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from scheduler.solver.classes import Folded, Seat, fold, place_of
 from scheduler.solver.constraints import Refusal, forbids
@@ -116,7 +116,8 @@ def _verdict(
     option = _options(folded, number, device)
     static = not option and _refusal(folded, ledger, number, device)
     if static:
-        return DeviceVerdict(*named, "forbidden", static.constraint, f"{offer.shown}: {static.sentence}")
+        words = f"{offer.shown}: {static.sentence}{_in_service_too(ledger, number, device)}"
+        return DeviceVerdict(*named, "forbidden", static.constraint, words)
     other = seat_on(ledger, number, device)
     if isinstance(other, Refusal):
         return DeviceVerdict(*named, "full", other.constraint, f"{offer.shown}: {other.sentence}")
@@ -178,6 +179,22 @@ def _refusal(folded: Folded, ledger: Ledger, number: int, device: int) -> Refusa
         return refusals[-1]
     found = seat_on(ledger, number, device)
     return found if isinstance(found, Refusal) else None
+
+
+def _in_service_too(ledger: Ledger, number: int, device: int) -> str:
+    """Of a device out of service: what would keep the replica away in service as well, as one more sentence."""
+    folded = ledger.folded
+    demand, offer = folded.problem.demands[number], folded.problem.devices[device]
+    if not (offer.cordoned or offer.draining):
+        return ""
+    back = structs.replace(offer, cordoned=False, draining=False)
+    found: list[Refusal] = []
+    for option, precision in enumerate(demand.options):
+        refusal = forbids(demand, precision, back) or ledger.refusal(number, option, device)
+        if refusal is None:
+            return ""
+        found.append(refusal)
+    return f" In service it would not do, either: {found[-1].sentence}"
 
 
 def seat_on(ledger: Ledger, number: int, device: int) -> Seat | Refusal:

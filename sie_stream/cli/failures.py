@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -26,6 +26,9 @@ from sie_stream.ports import LogReader
 RESULTS_MAX = 200_000
 """So many results are looked through for first answers."""
 REASON_CHARS = 160
+FAILURES_SHOWN = 10
+STEPS_SHOWN = 12
+"""What people see of many, and of what followed from one; JSON has all."""
 
 
 def failures(
@@ -33,6 +36,7 @@ def failures(
     subject: Annotated[
         str, typer.Option("--of", help="Only what concerns this worker, device (WORKER/DEVICE), model or scheduler.")
     ] = "",
+    show_all: Annotated[bool, typer.Option("--all", help="Every failure, and every step after it.")] = False,
     bootstrap_servers: BootstrapOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -62,8 +66,8 @@ def failures(
     if output is OutputFormat.JSON:
         show_json([as_json(one) for one in wanted])
         return
-    for one in wanted:
-        show_text("\n".join(lines(one)))
+    for text in shown(wanted, show_all):
+        show_text(text)
     if not wanted:
         error_console.print("no failures")
 
@@ -123,6 +127,20 @@ def back_ms(failure: Failure) -> int | None:
     """Until the engine or device that was lost was back; None: it is not, or it is another kind of failure."""
     kinds = ("engine_back", "device_back")
     return next((after for after in map(failure.after_ms, kinds) if after is not None), None)
+
+
+def shown(found: Sequence[Failure], show_all: bool) -> Iterator[str]:
+    """Text of the newest failures, each with the first steps after it; then how many were left out."""
+    first = 0 if show_all else max(0, len(found) - FAILURES_SHOWN)
+    left_out = first
+    for one in found[first:]:
+        said = [*lines(one)]
+        more = 0 if show_all else max(0, len(said) - 2 - STEPS_SHOWN)
+        left_out += more
+        yield "\n".join(said[: len(said) - more] + ([f"    {'':>10}  ... and {more} more steps"] if more else []))
+    if left_out:
+        earlier = f"{first} earlier failures are not shown. " if first else ""
+        yield f"{earlier}`sie-stream failures --all` shows everything, `-o json` has every field."
 
 
 def lines(failure: Failure) -> Iterator[str]:

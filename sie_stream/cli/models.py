@@ -160,7 +160,7 @@ def instance_rows(connection: Connection) -> Rows:
     for row in _table(connection, connection.settings.topics.instances, InstanceRow):
         found = plain(row)
         own = [replica for replica in row.replicas if replica.variant == STABLE]
-        found["ready_replicas"] = f"{sum(replica.state == 'ready' for replica in own)}/{len(own)}"
+        found |= replica_counts(row)
         found["workers"] = [replica.worker for replica in own]
         found["variants"] = [
             f"{replica.variant} {replica.version} {replica.state} on {replica.worker}:{replica.device}"
@@ -169,6 +169,14 @@ def instance_rows(connection: Connection) -> Rows:
         ]
         rows.append(found)
     return sorted(rows, key=lambda found: found["model"])
+
+
+def replica_counts(row: InstanceRow) -> dict[str, Any]:
+    """Replicas of the model itself that are ready, and how many are wanted: as numbers, and as text for people."""
+    ready = sum(replica.state == "ready" and replica.variant == STABLE for replica in row.replicas)
+    wanted = row.replicas_wanted if row.replicas_wanted >= 0 else None
+    text = f"{ready}/{'?' if wanted is None else wanted}"
+    return {"replicas_ready": ready, "replicas_wanted": wanted, "ready_replicas": text}
 
 
 def placement_rows(connection: Connection) -> Rows:

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +26,7 @@ from sie_stream.cli.output import (
     one_line,
     pick,
     show_json,
+    tell,
 )
 from sie_stream.cli.progress import progress_bars
 from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
@@ -121,8 +123,10 @@ def partly_sent(trouble: SieError, submissions: list[Submission], output: Output
 
 
 def _end(results: list[InferenceResult], missing: int, timeout_s: float) -> None:
-    """Exit code 1 unless every request was answered, and well."""
+    """Exit code 1 unless every request was answered, and well. How many were not, and how these ended, is said."""
     sent = missing + len(results)
+    if said := badly_ended(results, sent):
+        tell(said)
     if missing:
         error_console.print(
             f"{missing} of {sent} requests had no result after {timeout_s:.0f} s; they may still come. "
@@ -130,6 +134,15 @@ def _end(results: list[InferenceResult], missing: int, timeout_s: float) -> None
         )
     if missing or any(not result.ok for result in results):
         raise typer.Exit(1)
+
+
+def badly_ended(results: Sequence[InferenceResult], sent: int) -> str:
+    """How many requests ended in which status other than ok, as a sentence; empty when none did."""
+    ends = Counter(result.status for result in results if not result.ok)
+    if not ends:
+        return ""
+    words = ", ".join(f"{ends[status]} {status}" for status in STATUSES if ends[status])
+    return f"{ends.total()} of {sent} requests ended without an answer: {words}"
 
 
 def _rows(file: Path | None, stdin: bool, inputs: str | None) -> tuple[Iterator[dict[str, Any]], int | None]:

@@ -13,6 +13,23 @@ from sie_stream.errors import FatalLogError, Fenced, LogError, RecordTooLarge, R
 logger = logging.getLogger("sie_stream.kafka")
 """librdkafka's own messages and everything this adapter notices and survives."""
 
+
+def _fencing_is_no_alarm(record: logging.LogRecord) -> bool:
+    """librdkafka calls fencing fatal. It is how another one takes over: the process that was fenced says so itself."""
+    if record.levelno > logging.INFO and any(word in record.getMessage() for word in FENCED_WORDS):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+FENCED_WORDS = (
+    "_FENCED",
+    "PRODUCER_FENCED",
+    "INVALID_PRODUCER_EPOCH",
+    "fenced by a newer instance",
+    "newer producer with",
+)
+logger.addFilter(_fencing_is_no_alarm)
+
 FENCED_CODES = frozenset(
     (
         KafkaError._FENCED,

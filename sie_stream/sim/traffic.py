@@ -263,9 +263,12 @@ class Traffic:
             self.world.after(ASK_AGAIN_MS + after_ms, lambda write=write: self._send(write))
 
     def _ready(self) -> dict[str, None]:
-        """Models that were ready at some time. Before that a request may be refused: ingress may not know it yet."""
+        """Models that answered at some time. Before that a request may be refused: ingress may not know it yet.
+
+        One that lacks replicas for which there is no place is degraded for good, and answers all the same.
+        """
         rows = [decode_row(one.value, InstanceRow) for one in self.world.log.visible(self.names.instances) if one.value]
-        return {row.model: None for row in rows if row.status == "ready"}
+        return {row.model: None for row in rows if row.status == "ready" or _answers(row)}
 
     def _send(self, write: LogWrite) -> None:
         self.unsent -= 1
@@ -294,3 +297,7 @@ class Traffic:
     def sources(self) -> tuple[str, str]:
         """Topics that users write to."""
         return self.names.requests, BOUND_TOPIC
+
+
+def _answers(row: InstanceRow) -> bool:
+    return row.status == "degraded" and any(replica.state == "ready" for replica in row.replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Raw, structs
 
 from sie_stream.auditing.failures import AnswerSearch, Failure, chain_of, failures_of
-from sie_stream.cli.failures import as_json, concerns, lines
+from sie_stream.cli.failures import FAILURES_SHOWN, STEPS_SHOWN, as_json, concerns, lines, shown
 from sie_stream.control import ApplyModel, DeviceLost, ReplicaFailed, WorkerExited
 from sie_stream.decisions import Decision, Move
 from sie_stream.records import Provenance, Result, Timings, Usage
@@ -168,3 +168,17 @@ def test_the_exit_of_a_worker_is_named_as_its_cause() -> None:
     assert failure.root.cause_offset == offset
     fenced = next(one for one in failure.chain if one.kind == "worker_fenced")
     assert offset in [fact.offset for fact in fenced.facts]
+
+
+def test_of_many_failures_the_newest_are_shown_with_their_first_steps_and_how_to_see_the_rest() -> None:
+    (one,) = lost_worker()
+    long = structs.replace(one, chain=one.chain * 10)
+    whole = len([*lines(long)])
+    texts = [*shown([long] * (FAILURES_SHOWN + 3), show_all=False)]
+    assert len(texts) == FAILURES_SHOWN + 1
+    assert len(texts[0].splitlines()) == 2 + STEPS_SHOWN + 1
+    assert texts[0].endswith(f"... and {whole - 2 - STEPS_SHOWN} more steps")
+    assert texts[-1].startswith("3 earlier failures are not shown. `sie-stream failures --all` shows everything")
+    everything = [*shown([long] * (FAILURES_SHOWN + 3), show_all=True)]
+    assert [len(text.splitlines()) for text in everything] == [whole] * (FAILURES_SHOWN + 3)
+    assert [*shown([one], show_all=False)][-1].startswith(next(lines(one))), "nothing is left out, so nothing is said"

@@ -88,6 +88,17 @@ def test_what_was_given_up_is_not_said_to_go_anywhere() -> None:
     assert "weights_missing" in nothing_more(made.model("risk"))
 
 
+def test_a_model_that_sleeps_says_so_and_where_it_would_go_is_not_asked() -> None:
+    made = cluster()
+    made.apply(spec_json("risk", replicas={"min": 0, "max": 1}))
+    made.make_ready("risk")
+    made.wait(90_000, (("w0", "w0-a"), ("w1", "w1-a")))
+    made.release("risk")
+    assert not made.model("risk").replicas
+    assert explained(made.machine.state, "risk", Settings()) == []
+    assert nothing_more(made.model("risk")) == "risk sleeps: it has no replica until the next request wakes it."
+
+
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'churn'"):
         explained(cluster().machine.state, "chrun", Settings())

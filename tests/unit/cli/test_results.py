@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from sie_stream.cli import main, stream
@@ -62,6 +63,22 @@ def test_ctrl_c_while_answers_are_waited_for_says_which_are_missing() -> None:
     assert "interrupted: 1 of 2 requests are answered" in shown.output
     assert "results --request-id b" in shown.output
     assert "results --request-id a" not in shown.output
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_requests_that_were_shed_or_refused_end_produce_with_1_and_are_counted(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Submission] = []
+    for name, status in (("a", "ok"), ("b", "shed"), ("c", "rejected"), ("d", "shed")):
+        future: Future[InferenceResult] = Future()
+        future.set_result(structs.replace(result(name, 10), status=status))
+        ended.append(Sent(name, future))
+    client = SimpleNamespace(submit_many=lambda _requests: ended)
+    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(client))
+    shown = CliRunner().invoke(main.app, [*PRODUCE, "--wait", "-o", form])
+    assert shown.exit_code == 1
+    assert shown.stderr.splitlines()[-1] == "3 of 4 requests ended without an answer: 1 rejected, 2 shed"
 
 
 def taken(requests: Iterable[Request]) -> list[Submission]:

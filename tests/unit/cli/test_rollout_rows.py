@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 
+import pytest
+from msgspec import structs
 from rich.console import Console
+from typer.testing import CliRunner
 
 from scheduler.state import from_bytes, to_bytes
+from sie_stream.cli import rollout
+from sie_stream.cli.main import app
 from sie_stream.cli.rollout_view import history_rows, history_table_rows, picture, status_rows
 from sie_stream.commands import RolloutOrder
 from sie_stream.control import InstanceRow
@@ -141,3 +146,24 @@ def test_what_was_taken_back_is_in_the_history() -> None:
     restored = from_bytes(to_bytes(cluster.machine.state))
     assert restored is not None
     assert history_rows(restored) == ended
+
+
+def test_the_history_is_by_the_end_whatever_the_model_and_its_table_names_the_variant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Rolling()
+    cluster.roll()
+    cluster.append(RolloutOrder("churn", "abort", actor="ada"))
+    (one,) = cluster.model().rollout_history
+    later, last = (structs.replace(one, variant=name, ended_ms=one.ended_ms + ms) for name, ms in (("b", 5), ("c", 9)))
+    state = cluster.machine.state
+    state.gone_rollouts = {"aaa": (later,), "zzz": (structs.replace(one, ended_ms=one.ended_ms - 1),)}
+    cluster.model().rollout_history = (one, last)
+    rows = history_rows(state)
+    ends = [(row["model"], row["variant"]) for row in rows]
+    assert ends == [("zzz", "canary"), ("churn", "canary"), ("aaa", "b"), ("churn", "c")]
+    monkeypatch.setattr(rollout.Connection, "open", lambda _servers: None)
+    monkeypatch.setattr(rollout, "cluster_state", lambda _connection: state)
+    head, *lines = CliRunner().invoke(app, ["rollout", "history"]).output.splitlines()
+    at = head.index("VARIANT")
+    assert [line[at:].split()[0] for line in lines if line[:2] == "20"] == ["canary", "canary", "b", "c"]

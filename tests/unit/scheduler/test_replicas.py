@@ -85,6 +85,21 @@ def test_one_ready_replica_does_not_hide_why_the_others_are_missing() -> None:
     assert (row.status, row.message) == ("ready", "")
 
 
+def test_a_replica_that_loads_does_not_stand_for_one_without_a_place() -> None:
+    cluster = Cluster()
+    cluster.lead()
+    cluster.append(joined("w0", "a"))
+    cluster.append(joined("w1", "b"))
+    cluster.apply(spec_json(replicas={"min": 3, "max": 3}))
+    seen: list[str] = []
+    for worker in ("w0", "w1"):
+        cluster.make_ready(only=worker)
+        seen.append(cluster.row("instances", INSTANCE, InstanceRow).status)
+    assert seen == ["degraded", "degraded"], "what `apply` waits for must not depend on which loads first"
+    cluster.append(joined("w2", "c"))
+    assert cluster.row("instances", INSTANCE, InstanceRow).status == "ready"
+
+
 def test_a_model_without_room_says_why_once_and_is_placed_when_there_is_some() -> None:
     cluster = Cluster()
     cluster.lead()

@@ -167,7 +167,7 @@ def test_a_decision_that_moved_nothing_that_is_declared_is_refused() -> None:
 
 def test_the_first_placement_is_no_move() -> None:
     cluster = running()
-    assert "had 0 replicas before it and 1 is wanted now (1 to 2, by its load)" in refusal(
+    assert "had 0 replicas before it and 1 replica is wanted now (1 to 2, by its load)" in refusal(
         cluster, first(cluster, "replica_placed").decision
     )
 
@@ -179,7 +179,7 @@ def test_who_has_a_fixed_number_is_told_to_change_the_declaration() -> None:
     cluster.append(joined("w1", "b"))
     cluster.apply(spec_json(replicas={"min": 2, "max": 2}))
     why = refusal(cluster, decisions(cluster.commands, "replica_placed")[1].decision)
-    assert "had 1 replica before it and 2 are wanted now, so" in why
+    assert "had 1 replica before it and 2 replicas are wanted now, so" in why
     assert "Change the declaration instead." in why
 
 

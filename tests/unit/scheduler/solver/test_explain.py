@@ -100,3 +100,22 @@ def test_an_unplaced_replica_is_explained_too() -> None:
     found = explanation((device("s0:g0", 5),), demand("m", 10))
     assert found.place is None
     assert found.sentence.startswith("m#0 (generation 1) has no place: 1 devices are forbidden")
+
+
+def test_a_cordon_does_not_hide_what_else_keeps_the_replica_away() -> None:
+    devices = (
+        device("s0:g0", cordoned=True),
+        device("s1:g0", cordoned=True),
+        device("s2:g0", draining=True),
+    )
+    others = [demand("a", 95, current=place("s1:g0"))]
+    wanted = demand("m", 50, node_selector={"zone": "a"})
+    assert [verdict.sentence for verdict in explanation(devices, *others, demand("m", 50)).devices] == [
+        "s0/g0: the device is cordoned: it takes nothing new.",
+        "s1/g0: the device is cordoned: it takes nothing new. In service it would not do, either: needs 50 bytes, 5 of "
+        "100 are free beside a.",
+        "s2/g0: the device is being drained.",
+    ]
+    found = explanation(devices, *others, wanted).devices
+    assert {verdict.constraint for verdict in found} == {"cordon", "drain"}
+    assert all("either: needs label zone='a', the server has no such label." in one.sentence for one in found)
