@@ -1,0 +1,111 @@
+"""Requests that name their inputs, over real Kafka and real files: read once, checked, and never in the way."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sie_stream.edge.broker import EmbeddedBroker
+from sie_stream.records import LogWrite
+from tests.integration.test_ingress import Installation
+from tests.waiting import PATIENCE_MS, wait_until
+
+pytestmark = pytest.mark.integration
+
+LARGE = b'{"x": 1' + b" " * 3_000_000 + b"}"
+"""More than a record of sie.requests may have, and than Kafka takes by default."""
+
+
+def ref(path: Path, content: bytes) -> dict[str, Any]:
+    return {"url": f"file://{path}", "sha256": sha256(content).hexdigest()}
+
+
+def send(here: Installation, requests: dict[str, dict[str, Any]], partition: int) -> None:
+    here.writer.write(
+        [
+            LogWrite(
+                here.names.requests,
+                json.dumps({"model": "wine", "request_id": name, **fields}).encode(),
+                name.encode(),
+                partition,
+            )
+            for name, fields in requests.items()
+        ]
+    )
+    here.writer.flush(PATIENCE_MS)
+
+
+def test_files_become_work_and_every_bad_one_its_own_ending(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    place = tmp_path / "inputs"
+    place.mkdir()
+    for name, content in (("large", LARGE), ("text", b"no json"), ("list", b"[1]"), ("wrong", b'{"x": 99}')):
+        (place / name).write_bytes(content)
+    (tmp_path / "secret").write_bytes(b'{"x": 1}')
+    (place / "link").symlink_to(tmp_path / "secret")
+    here = Installation(kafka, "references1.", reference_prefixes=str(place), reference_bytes_max=4_000_000)
+    (place / "huge").write_bytes(b" " * 4_000_001)
+    requests = {
+        "large": {"inputs_ref": ref(place / "large", LARGE) | {"size": len(LARGE)}},
+        "gone": {"inputs_ref": ref(place / "gone", b"")},
+        "changed": {"inputs_ref": ref(place / "large", b"other")},
+        "outside": {"inputs_ref": ref(tmp_path / "secret", b'{"x": 1}')},
+        "link": {"inputs_ref": ref(place / "link", b'{"x": 1}')},
+        "huge": {"inputs_ref": ref(place / "huge", b" ")},
+        "text": {"inputs_ref": ref(place / "text", b"no json")},
+        "list": {"inputs_ref": ref(place / "list", b"[1]")},
+        "wrong": {"inputs_ref": ref(place / "wrong", b'{"x": 99}')},
+        "inline": {"inputs": {"x": 2}},
+        "again": {"inputs_ref": ref(place / "large", LARGE)},
+    }
+    with here.reader_of(here.names.work("wine")) as work, here.reader_of(here.names.results) as results:
+        with here.ingress("a"):
+            send(here, requests, 0)
+            wait_until(lambda: len(results.results()) == 8, "eight refusals")
+            wait_until(lambda: len(work.work_ids()) == 3, "three work items")
+        found = {item.request_id: item.inputs for item in work.work()}
+        codes = {result.request_id: result.error.code for result in results.results() if result.error}
+    assert found == {"large": LARGE, "again": LARGE, "inline": b'{"x": 2}'}
+    assert codes == {
+        "gone": "reference_missing",
+        "changed": "reference_mismatch",
+        "outside": "reference_not_allowed",
+        "link": "reference_not_allowed",
+        "huge": "reference_too_large",
+        "text": "not_json",
+        "list": "wrong_type",
+        "wrong": "out_of_range",
+    }
+
+
+def test_without_places_no_file_is_read(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b'{"x": 1}')
+    here = Installation(kafka, "references2.")
+    with here.reader_of(here.names.results) as results, here.ingress("a"):
+        send(here, {"one": {"inputs_ref": ref(tmp_path / "a", b'{"x": 1}')}}, 0)
+        wait_until(results.results, "the refusal")
+        (result,) = results.results()
+    assert result.error is not None
+    assert (result.status, result.error.code) == ("rejected", "reference_not_allowed")
+    assert "reference_prefixes" in result.error.message
+
+
+def test_every_reference_is_routed_once_though_a_process_dies(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(LARGE)
+    here = Installation(kafka, "references3.", reference_prefixes=str(tmp_path))
+    ids = [f"r{number}" for number in range(60)]
+    with here.reader_of(here.names.work("wine")) as work:
+        with here.ingress("a") as dying:
+            send(here, {one: {"inputs_ref": ref(tmp_path / "a", LARGE)} for one in ids[:30]}, 0)
+            wait_until(work.work_ids, "the first")
+            dying.kill()
+            dying.wait()
+        send(here, {one: {"inputs_ref": ref(tmp_path / "a", LARGE)} for one in ids[15:]}, 0)
+        with here.ingress("a"):
+            wait_until(lambda: len(work.work_ids()) == 60, "all of them")
+            send(here, {"last": {"inputs": {"x": 1}}}, 0)
+            wait_until(lambda: work.work_ids()["last"], "what came last")
+        assert set(work.work_ids().values()) == {1}
