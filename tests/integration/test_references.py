@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from schemas import codec
+from sie_stream.client import Client, Request
 from sie_stream.edge.broker import EmbeddedBroker
+from sie_stream.edge.connection import Connection
+from sie_stream.errors import RecordTooLarge
 from sie_stream.records import LogWrite
 from tests.integration.test_ingress import Installation
-from tests.waiting import PATIENCE_MS, wait_until
+from tests.unit.processors.kit import route
+from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -109,3 +114,26 @@ def test_every_reference_is_routed_once_though_a_process_dies(kafka: EmbeddedBro
             send(here, {"last": {"inputs": {"x": 1}}}, 0)
             wait_until(lambda: work.work_ids()["last"], "what came last")
         assert set(work.work_ids().values()) == {1}
+
+
+def test_a_client_with_a_store_sends_what_is_too_large_for_a_request(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    here = Installation(kafka, "references4.", reference_prefixes=str(tmp_path), request_bytes_max=2_000)
+    row = route(topic=here.names.work("wine"), input_schema={"properties": {"text": {"type": "string"}}})
+    here.writer.write([LogWrite(here.names.routes, codec.encode_row(row), b"wine")])
+    here.writer.flush(PATIENCE_MS)
+    connection = Connection(here.settings)
+    texts = {"small": "a", "large": "a" * 3_000, "larger": "b" * 2_000_000}
+    with here.reader_of(here.names.work("wine")) as work, here.ingress("a"):
+        with Client(connection=connection, reference_store=str(tmp_path)) as client:
+            client.submit_many(
+                Request(model="wine", inputs={"text": text}, request_id=one) for one, text in texts.items()
+            )
+        with Client(connection=connection) as client:
+            refused = client.submit("wine", {"text": texts["large"]}).result(PATIENCE_S)
+            with pytest.raises(RecordTooLarge, match="produce --store"):
+                client.submit("wine", {"text": texts["larger"]})
+        wait_until(lambda: len(work.work_ids()) == 3, "three work items")
+        assert {one.request_id: json.loads(one.inputs)["text"] for one in work.work()} == texts
+    assert len(list(tmp_path.iterdir())) == 2
+    assert refused.error is not None
+    assert (refused.error.code, "inputs_ref" in refused.error.message) == ("payload_too_large", True)
