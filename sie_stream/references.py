@@ -18,8 +18,11 @@ from sie_stream.records import InputsRef
 
 FIELD = "inputs_ref"
 URL_CHARS_MAX = 1_024
-GONE = ("reference_missing", "reference_mismatch")
-"""The bytes that were meant are not to be had any more: missing, or others stand in their place."""
+NOT_TO_BE_HAD = (
+    *("reference_missing", "reference_mismatch", "reference_not_allowed"),
+    *("reference_timeout", "reference_unavailable"),
+)
+"""The bytes that were meant cannot be read, any more or by this process."""
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\x00-\x20\x7f?#\\]+")
 """No query and no fragment: what follows them can choose another object, or hold a secret that results repeat."""
