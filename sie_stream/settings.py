@@ -39,7 +39,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     reference_bytes_max: int = 8 * 1024 * 1024
     """Largest inputs behind a reference."""
     reference_timeout_ms: int = 5_000
-    """From when ingress meets a reference until it gives up; so long may a partition of requests wait for one."""
+    """For one reading: so long may a partition of requests wait for a reference that hangs. A store that lets
+    references_at_once of them hang is left alone for twice as long, and requests fail that name something in it."""
     references_at_once: int = 8
     reference_store: str = ""
     """Where clients put inputs that are too large for a request: one of reference_prefixes, or a folder below one.

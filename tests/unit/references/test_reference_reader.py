@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from sie_stream.edge.reference_reader import ROOM_BYTES, ReferenceReader
+from sie_stream.edge.reference_reader import HUNG_MAX, ROOM_BYTES, ReferenceReader
 from sie_stream.errors import InvalidRequest
 from sie_stream.records import InputsRef
 from sie_stream.sim.clock import SimClock
@@ -86,35 +86,83 @@ def test_one_that_hangs_is_given_up_and_its_place_taken() -> None:
     assert wait_until(lambda: contents.ask(other), "the other") == b"other"
     store.gate("hanging").set()
     contents.settled()
+    clock.advance(2_000)
     assert contents.ask(hanging) is None, "what came too late is not an answer to the next who asks"
     assert wait_until(lambda: contents.ask(hanging), "the object") == b"hanging"
 
 
-def test_waiting_for_others_counts_as_time() -> None:
+def test_waiting_for_others_is_no_hanging() -> None:
     store, clock = Store(), SimClock()
     contents = reader(store, clock, at_once=1)
-    first, second = refs("first", "second")
+    first, second = refs("s3://a/first", "s3://a/second")
     contents.prepare(first)
     assert contents.ask(second) is None
+    clock.advance(5_000)
+    store.gate(first.url).set()
+    store.gate(second.url).set()
+    assert wait_until(lambda: contents.ask(second), "the second") == second.url.encode()
+
+
+def test_a_store_that_hangs_is_left_alone_for_a_while() -> None:
+    store, clock = Store(), SimClock()
+    contents = reader(store, clock, at_once=2)
+    asked = refs(*(f"s3://a/{number}" for number in range(10)))
+    (other,) = refs("s3://b/1")
+    for ref in asked:
+        contents.prepare(ref)
+    wait_until(lambda: len(store.started) == 2, "both readings")
     clock.advance(1_000)
-    assert code(contents.ask(second)) == "reference_timeout"
-    store.gate("first").set()
+    assert [code(contents.ask(ref)) for ref in asked[:2]] == ["reference_timeout"] * 2
+    assert contents.ask(asked[2]) is None, "began when the first was given up"
+    assert {code(contents.ask(ref)) for ref in asked[3:]} == {"reference_unavailable"}
+    store.gate(other.url).set()
+    assert wait_until(lambda: contents.ask(other), "what another store has") == other.url.encode()
+    contents.settled()
+    clock.advance(2_000)
+    store.gate(asked[5].url).set()
+    assert wait_until(lambda: contents.ask(asked[5]), "the store, which is back") == asked[5].url.encode()
+    for ref in asked:
+        store.gate(ref.url).set()
+
+
+def test_a_neighbour_that_is_there_ends_no_wait() -> None:
+    store, clock = Store(), SimClock()
+    contents = reader(store, clock)
+    asked, ready = refs("asked", "ready")
+    store.gate("ready").set()
+    contents.prepare(ready)
+    contents.wait(60_000)
+    assert contents.ask(asked) is None
+    waiting = threading.Thread(target=contents.wait, args=(60_000,))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive(), "a loop that holds a partition would spin"
+    store.gate("asked").set()
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 def test_only_so_many_threads_are_left_behind() -> None:
     store, clock = Store(), SimClock()
     contents = reader(store, clock, at_once=2)
+    codes = []
     for number in range(200):
-        (ref,) = refs(f"r{number}")
+        (ref,) = refs(f"r{number}://a/b")
         contents.prepare(ref)
         clock.advance(1_000)
-        assert code(contents.ask(ref)) == "reference_timeout"
+        codes.append(code(contents.ask(ref)))
+    assert set(codes[: HUNG_MAX + 2]) == {"reference_timeout"}
+    assert set(codes[HUNG_MAX + 2 :]) == {"reference_unavailable"}
     assert threading.active_count() < 100
     for number in range(200):
-        store.gate(f"r{number}").set()
-    (again,) = refs("again")
+        store.gate(f"r{number}://a/b").set()
     store.gate("again").set()
-    assert wait_until(lambda: contents.ask(again), "a store that is back") == b"again"
+
+    def back() -> bool:
+        contents.settled()
+        return wait_until(lambda: contents.ask(refs("again")[0]), "an answer") == b"again"
+
+    wait_until(back, "threads to come back")
 
 
 def test_bytes_that_nobody_took_hold_others_back() -> None:
