@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ from sie_stream.client import Client, Request
 from sie_stream.edge.broker import EmbeddedBroker
 from sie_stream.edge.connection import Connection
 from sie_stream.errors import RecordTooLarge
+from sie_stream.ids import TopicNames
+from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from tests.integration.test_ingress import Installation
 from tests.unit.processors.kit import route
 from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
+from topics.edge.admin import KafkaAdmin
 
 pytestmark = pytest.mark.integration
 
@@ -137,3 +141,24 @@ def test_a_client_with_a_store_sends_what_is_too_large_for_a_request(kafka: Embe
     assert len(list(tmp_path.iterdir())) == 2
     assert refused.error is not None
     assert (refused.error.code, "inputs_ref" in refused.error.message) == ("payload_too_large", True)
+
+
+def test_a_work_topic_with_a_lower_limit_refuses_one_request_only(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    """The broker refuses the record, so its request ends; it must not stop the stream."""
+    blanks = Random(7).randbytes(6_000_000).translate(bytes(b" \t\r\n"[number % 4] for number in range(256)))
+    large = b'{"x": 1' + blanks + b"}"  # a topic's limit is that of compressed batches
+    (tmp_path / "large").write_bytes(large)
+    here = Installation(kafka, "references5.", reference_prefixes=str(tmp_path))
+    older = TopicSpec(TopicNames("references5.").work("wine"), 3, {"max.message.bytes": "1000000"})
+    KafkaAdmin(kafka.bootstrap_servers).ensure([older])
+    requests = {"large": {"inputs_ref": ref(tmp_path / "large", large)}, "inline": {"inputs": {"x": 2}}}
+    with (
+        here.reader_of(here.names.work("wine")) as work,
+        here.reader_of(here.names.results) as results,
+        here.ingress("a"),
+    ):
+        send(here, requests, 0)
+        wait_until(lambda: work.work_ids()["inline"], "the neighbour")
+        (result,) = wait_until(results.results, "the refusal")
+    assert result.error is not None
+    assert (result.request_id, result.error.code) == ("large", "payload_too_large")
