@@ -21,7 +21,8 @@ from confluent_kafka import Producer
 from fastavro.types import Schema
 
 INFERENCE_REQUEST_V1 = 1
-"""Schema id of the first release of InferenceRequest (schemas/README.md)."""
+"""Schema id of the first release of InferenceRequest (schemas/README.md). An id stands for one release, so its own file
+is written with, not the newest."""
 BESIDE_THIS_FILE = Path(__file__).resolve().parent.parent / ".models"
 
 
@@ -39,7 +40,7 @@ def main() -> None:
 
     body = io.BytesIO()
     as_avro = {"request_id": "plain-avro", "model": model, "inputs": json.dumps(row)}
-    fastavro.schemaless_writer(body, schema_of("InferenceRequest"), as_avro)
+    fastavro.schemaless_writer(body, schema_of("InferenceRequest/v1"), as_avro)
     framed = struct.pack(">bI", 0, INFERENCE_REQUEST_V1) + body.getvalue()
     producer.produce("sie.requests", key="plain-avro", value=framed)
 
@@ -74,9 +75,9 @@ def sample_of(parser: argparse.ArgumentParser, model: str) -> str:
 
 
 def schema_of(name: str) -> Schema:
-    """The schema as it is installed with sie-stream. Any copy of the file will do."""
+    """A released schema as it is installed with sie-stream. Any copy of the file will do."""
     try:
-        text = resources.files("schemas").joinpath(f"{name}.avsc").read_text()
+        text = resources.files("schemas").joinpath("released", f"{name}.avsc").read_text()
     except (ModuleNotFoundError, FileNotFoundError):
         sys.exit(f"{name}.avsc is not here: it comes with sie-stream, which this Python ({sys.executable}) has not")
     return fastavro.parse_schema(json.loads(text))

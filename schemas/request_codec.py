@@ -31,7 +31,7 @@ from schemas.wire import (
     text_bytes,
 )
 from schemas.writer_schema import json_text
-from sie_stream.records import InferenceRequest
+from sie_stream.records import InferenceRequest, InputsRef
 
 FRAME = frame(CURRENT["InferenceRequest"].id)
 Priority = Literal["P0", "P1", "P2"]
@@ -69,11 +69,16 @@ def _options(request: InferenceRequest) -> bytes:
             optional_text(request.tenant),
             TRUE if request.stream else FALSE,
             optional_text(request.reply_topic),
+            NULL if request.inputs_ref is None else _ref(request.inputs_ref),
         )
     )
 
 
-_Options = tuple[Raw | None, Priority | None, int | None, str | None, str | None, bool, str | None]
+def _ref(ref: InputsRef) -> bytes:
+    return b"".join((SOME, text_bytes(ref.url), text_bytes(ref.sha256), optional_long(ref.size)))
+
+
+_Options = tuple[Raw | None, Priority | None, int | None, str | None, str | None, bool, str | None, InputsRef | None]
 _OPTIONS_BYTES_MAX = 256
 _seen_options: dict[bytes, _Options] = {}
 
@@ -89,6 +94,7 @@ def _read_options(value: bytes, at: int) -> _Options:
         cursor.optional_text(),
         cursor.flag(),
         cursor.optional_text(),
+        InputsRef(cursor.text(), cursor.text(), cursor.optional_long()) if cursor.some() else None,
     )
     cursor.end()
     if len(value) - at <= _OPTIONS_BYTES_MAX:
@@ -117,8 +123,8 @@ def read_request(value: bytes) -> InferenceRequest:
 def request_from_fields(fields: dict[str, Any]) -> InferenceRequest:
     """A request from the fields of a record with a schema of the user's. Raises CodecError."""
     plain = {name: fields[name] for name in _FIELDS if name in fields and name not in _JSON_TEXTS}
-    if fields.get("inputs") is None:
-        raise bad_avro("the record has no field `inputs`")
+    if fields.get("inputs") is None and fields.get("inputs_ref") is None:
+        raise bad_avro("the record has no field `inputs`, and no `inputs_ref` instead")
     try:
         request = msgspec.convert(plain, InferenceRequest)
     except msgspec.ValidationError as error:

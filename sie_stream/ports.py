@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from sie_stream.errors import InvalidRequest
 from sie_stream.ids import TopicPartition
-from sie_stream.records import CommittedOffset, LogRecord, LogWrite
+from sie_stream.records import CommittedOffset, InputsRef, LogRecord, LogWrite
 
 
 class GroupPosition(Protocol):
@@ -89,6 +90,10 @@ class GroupReader(Protocol):
         """Seek every assigned partition back to its committed offset (after an aborted transaction)."""
         ...
 
+    def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read some assigned partitions from these offsets on; the others are not disturbed."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -139,6 +144,26 @@ class PlainWriter(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Contents(Protocol):
+    """Reads what references name, beside the caller, who never waits for it longer than he says."""
+
+    def prepare(self, ref: InputsRef) -> None:
+        """Begin to read, if there is room: it will be asked for."""
+        ...
+
+    def ask(self, ref: InputsRef) -> bytes | InvalidRequest | None:
+        """Its bytes, which are those that were meant; or why there are none; None: not there yet, ask again."""
+        ...
+
+    def wait(self, wait_ms: int) -> None:
+        """Until something that was not asked for since is there, and no longer than that."""
+        ...
+
+    def settled(self) -> None:
+        """What was answered by ask() is not needed any more."""
+        ...
 
 
 class Clock(Protocol):

@@ -17,6 +17,17 @@ STATUSES: tuple[Status, ...] = ("ok", "rejected", "expired", "shed", "failed")
 Headers = tuple[tuple[str, bytes], ...]
 
 
+class InputsRef(Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """Where large inputs are: a JSON object of at most settings.reference_bytes_max bytes."""
+
+    url: str
+    """fsspec URL, below one of settings.reference_prefixes."""
+    sha256: str
+    """Of its bytes, hexadecimal: what makes the request repeatable."""
+    size: int | None = None
+    """Its bytes, if known."""
+
+
 class InferenceRequest(Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One request as a user writes it (JSON form; in Avro `inputs` and `parameters` are JSON strings)."""
 
@@ -35,6 +46,8 @@ class InferenceRequest(Struct, frozen=True, gc=False, omit_defaults=True, forbid
     tenant: str | None = None
     stream: bool = False
     reply_topic: str | None = None
+    inputs_ref: InputsRef | None = None
+    """Where the inputs are, instead of `inputs`."""
 
 
 class WorkItem(Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import TopicNames
+from sie_stream.references import parse_prefixes, place_of
 from sie_stream.worker_marks import parse_labels, parse_taints
 
 
@@ -32,6 +33,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     requests_partitions: int = 4
     request_bytes_max: int = 256 * 1024
     """Larger requests are rejected (payload_too_large)."""
+    reference_prefixes: str = ""
+    """Places from which ingress reads inputs that requests name by inputs_ref (url and sha256), separated by commas:
+    s3://bucket/inputs,/data/inputs. Whoever may send requests may have every file below them read. Empty: none."""
+    reference_bytes_max: int = 8 * 1024 * 1024
+    """Largest inputs behind a reference."""
+    reference_timeout_ms: int = 5_000
+    """For one reading: so long may a partition of requests wait for a reference that hangs. A store that lets
+    references_at_once of them hang is left alone for twice as long, and requests fail that name something in it."""
+    references_at_once: int = 8
+    reference_store: str = ""
+    """Where clients put inputs that are too large for a request: one of reference_prefixes, or a folder below one.
+    Empty: nowhere."""
     record_bytes_max: int = 1_000_000
     """Largest record a worker may write; a larger result becomes a failed terminal record."""
     deadletter_bytes_max: int = 64 * 1024
@@ -118,17 +131,31 @@ class Settings(Struct, frozen=True, kw_only=True):
         return parse_cpus(self.engine_cpus)
 
     @property
+    def work_bytes_max(self) -> int:
+        """Largest WorkItem: inputs with their token ids, or whatever a worker may write."""
+        return max(self.record_bytes_max, 2 * self.request_bytes_max, self.reference_bytes_max + TOKENS_ROOM_BYTES)
+
+    @property
+    def reference_places(self) -> tuple[str, ...]:
+        return parse_prefixes(self.reference_prefixes)
+
+    @property
     def topics(self) -> TopicNames:
         return TopicNames(self.topic_prefix)
 
 
 CPUS_MAX = 8_192
+TOKENS_ROOM_BYTES = 1024 * 1024
+"""For the token ids of a text behind a reference; models read far less."""
 DEVICE_MEMORY_MB_MIN = 16
 TIERS = ("", "tier-0", "tier-1", "tier-2")
 BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("replication_factor", 1, 32),
     ("requests_partitions", 1, 10_000),
     ("request_bytes_max", 1_024, 64 * 1024 * 1024),
+    ("reference_bytes_max", 1_024, 48 * 1024 * 1024),
+    ("reference_timeout_ms", 100, 30_000),
+    ("references_at_once", 1, 256),
     ("record_bytes_max", 1_024, 64 * 1024 * 1024),
     ("deadletter_bytes_max", 0, 900_000),
     ("json_depth_max", 4, 512),
@@ -187,6 +214,9 @@ def check_bounds(settings: Settings) -> None:
     parse_labels(settings.worker_labels)
     parse_taints(settings.worker_taints)
     parse_cpus(settings.engine_cpus)
+    parse_prefixes(settings.reference_prefixes)
+    if settings.reference_store:
+        place_of(settings.reference_store)
     if settings.worker_tier not in TIERS:
         known = ", ".join(filter(None, TIERS))
         raise ConfigError(

@@ -69,14 +69,7 @@ def work_topic(settings: Settings, model: str, width: int) -> TopicSpec:
     return TopicSpec(settings.topics.work(model), LANES * width, _config(BY_NAME[WORK_TOPIC], settings))
 
 
-def work_bytes_max(settings: Settings) -> int:
-    """Largest WorkItem: a request with its token ids, or whatever a worker may write."""
-    return max(settings.record_bytes_max, 2 * settings.request_bytes_max)
-
-
 def _number(value: int | str, settings: Settings) -> int:
-    if value == "work_bytes_max":
-        return work_bytes_max(settings)
     number = value if isinstance(value, int) else getattr(settings, value)
     assert isinstance(number, int), value
     return number

@@ -42,8 +42,9 @@ class LogWatcher:
         self._log.info(name, **facts)
 
 
-def kafka_ports(settings: Settings, transactional_id: str, member: str) -> Ports:
+def kafka_ports(settings: Settings, transactional_id: str, member: str, record_bytes_max: int = 0) -> Ports:
     """Ports over real Kafka. `member` makes memberships static, so a restart takes its partitions over at once.
+    `record_bytes_max`: of what is written; 0: as the settings have it.
 
     Raises ConfigError when nothing says where Kafka is.
     """
@@ -58,7 +59,11 @@ def kafka_ports(settings: Settings, transactional_id: str, member: str) -> Ports
         ),
         make_group_reader=lambda group: KafkaGroupReader(bootstrap, group, member, overrides),
         writer=KafkaTransactionalWriter(
-            bootstrap, transactional_id, settings.transaction_timeout_ms, overrides, settings.record_bytes_max
+            bootstrap,
+            transactional_id,
+            settings.transaction_timeout_ms,
+            overrides,
+            record_bytes_max or settings.record_bytes_max,
         ),
         make_plain_writer=lambda: KafkaPlainWriter(bootstrap, overrides),
         clock=SystemClock(),

@@ -21,6 +21,7 @@ from sie_stream.errors import InvalidRequest, did_you_mean
 from sie_stream.ids import derived_request_id
 from sie_stream.problems import shown
 from sie_stream.records import REQUEST_ID_HEADER, InferenceRequest, LogRecord, header, request_decoder
+from sie_stream.references import how_to_refer
 
 NAME_CHARS_MAX = 256
 """Longest request id, session, tenant, model or topic name."""
@@ -41,17 +42,21 @@ _EXPECTED = {
     "tenant": "a string, or left out",
     "stream": "true or false",
     "reply_topic": "the name of an existing topic, or left out",
+    "inputs_ref": "an object with url, sha256 and perhaps size, or left out",
 }
 _CODE_OF_FIELD = {"priority": "bad_priority", "deadline_ms": "bad_deadline", "reply_topic": "bad_reply_topic"}
 _CODE_OF_CODEC = {"empty_record": "empty_record", "unknown_schema_id": "unknown_schema_id", "bad_avro": "bad_avro"}
 
 
 class Limits(NamedTuple):
-    """What a record may be. `schemas`: registered Avro schemas of users, besides our own."""
+    """What a record may be. `schemas`: registered Avro schemas of users, besides our own. `places`: from which inputs
+    are read that a request names.
+    """
 
     request_bytes_max: int
     json_depth_max: int
     schemas: SchemaTable = RELEASED_TABLE
+    places: tuple[str, ...] = ()
 
 
 class Bound(NamedTuple):
@@ -120,8 +125,8 @@ def checked_value(record: LogRecord, limits: Limits) -> bytes:
     if size > limits.request_bytes_max:
         raise InvalidRequest(
             "payload_too_large",
-            f"the record has {size} bytes, allowed are {limits.request_bytes_max}: send less in one request, or raise "
-            "the setting request_bytes_max.",
+            f"the record has {size} bytes, allowed are {limits.request_bytes_max}: {how_to_refer(limits.places)}, send "
+            "less in one request, or raise the setting request_bytes_max.",
         )
     return value
 
@@ -304,13 +309,13 @@ def _decode_avro(value: bytes, limits: Limits) -> tuple[InferenceRequest, int]:
         request, schema_id = codec.decode_request(value, limits.schemas)
     except CodecError as refusal:
         raise _avro_refusal(refusal) from refusal
-    _check_json_text(bytes(request.inputs), "inputs", limits)
+    check_json_text(bytes(request.inputs), "inputs", limits)
     if request.parameters is not None:
-        _check_json_text(bytes(request.parameters), "parameters", limits)
+        check_json_text(bytes(request.parameters), "parameters", limits)
     return request, schema_id
 
 
-def _check_json_text(text: bytes, field: str, limits: Limits) -> None:
+def check_json_text(text: bytes, field: str, limits: Limits) -> None:
     """A JSON text inside an Avro record, which nobody has parsed yet."""
     try:
         _check_json_bytes(text, limits)

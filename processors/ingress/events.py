@@ -75,6 +75,8 @@ class CommitBatch(Struct, frozen=True, gc=False):
     offsets: tuple[tuple[str, dict[TopicPartition, CommittedOffset]], ...]
     """(group, next offset to read per partition)."""
     remembered: list[str]
+    held: tuple[tuple[str, dict[TopicPartition, int]], ...] = ()
+    """(group, offset to read again): these partitions wait for inputs that references name."""
 
 
 IngressCommand = Subscribe | Unsubscribe | CommitBatch

@@ -24,6 +24,7 @@ from processors.ingress.events import (
 )
 from processors.ingress.held import RoutesReporter
 from processors.ingress.machine import IngressMachine
+from processors.ingress.references import NoContents
 from processors.ingress.routes import TextEncoders
 from processors.ingress.sleepers import SleepWatch
 from processors.ingress.window import WindowReader, start_at_end
@@ -31,12 +32,14 @@ from processors.turns import Pace, Ports, Silence, Source, TopicLookup, Watcher,
 from schemas.registry_follower import SchemaTableFollower
 from sie_stream.errors import FatalLogError, RecordTooLarge, Retriable
 from sie_stream.ids import TopicPartition
-from sie_stream.ports import LogReader
+from sie_stream.ports import Contents, LogReader
 from sie_stream.settings import Settings
 
 IDLE_WAIT_MS = 100
 SHARED_WAIT_MS = 5
 """How long an idle turn waits: on the only group, or on each of several."""
+HELD_WAIT_MS = 20
+"""How long a turn waits for what a reference names; all others wait with it, so it is short."""
 ABORTS_IN_A_ROW_MAX = 100
 
 
@@ -50,7 +53,9 @@ class IngressHost:
         encoders: TextEncoders,
         watcher: Watcher | None = None,
         name: str = "ingress",
+        contents: Contents | None = None,
     ) -> None:
+        """`contents` None: nothing is read that a request names."""
         self._settings = settings
         self._ports = ports
         self._watcher = watcher or Silence()
@@ -68,7 +73,8 @@ class IngressHost:
         self._sleepers = SleepWatch(
             lambda: ports.make_reader(settings.topics.worker_group), reports, settings.topics, ports.clock
         )
-        self.machine = IngressMachine(settings, encoders, self._topics, self._registry)
+        self.machine = IngressMachine(settings, encoders, self._topics, self._registry, contents)
+        self._contents = contents or NoContents()
         self._held = RoutesReporter(name, settings.topics.cluster, reports, ports.clock)
 
     def start(self) -> None:
@@ -215,12 +221,14 @@ class IngressHost:
         return tuple(topic for topic in source.wanted if self._topics(topic))
 
     def _promise(self, batch: CommitBatch) -> bool:
-        offsets = [(self._sources[group].reader, positions) for group, positions in batch.offsets]
-        refusal = commit_turn(self._ports.writer, batch.writes, offsets)
+        offsets = [(self._sources[group].reader, positions) for group, positions in batch.offsets if positions]
+        refusal = commit_turn(self._ports.writer, batch.writes, offsets) if offsets else None
         if refusal is None:
             self._aborts_in_a_row = 0
             for _, positions in batch.offsets:
                 self._window.known(positions)
+            self._contents.settled()
+            self._hold(batch)
             return True
         self._aborts_in_a_row += 1
         if self._aborts_in_a_row > ABORTS_IN_A_ROW_MAX:
@@ -232,3 +240,10 @@ class IngressHost:
         too_large = isinstance(refusal, RecordTooLarge)
         self.machine.decide([BatchTooLarge(batch) if too_large else BatchAborted(batch)])
         return False
+
+    def _hold(self, batch: CommitBatch) -> None:
+        """Read partitions again from requests whose inputs are not there yet; wait a little for these."""
+        for group, places in batch.held:
+            self._sources[group].reader.seek(places)
+        if batch.held:
+            self._contents.wait(HELD_WAIT_MS)

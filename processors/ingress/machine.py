@@ -1,7 +1,8 @@
 """Ingress as a pure machine: events in, one transaction out. Simulation and replay run exactly this.
 
-A record goes: decode -> dedupe -> route -> deadline -> input_schema -> quota -> tokens -> WorkItem. Wherever it falls
-out, it ends in its terminal record, written in the same transaction that moves its offset.
+A record goes: decode -> dedupe -> route -> deadline -> inputs behind a reference -> input_schema -> quota -> tokens ->
+WorkItem. Wherever it falls out, it ends in its terminal record, written in the same transaction that moves its offset.
+One whose inputs are not there yet holds its partition: nothing of it is settled from there on, and it is read again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from processors.ingress.events import (
     ShareChanged,
     WindowRead,
 )
+from processors.ingress.references import NoContents, NotYet, References
 from processors.ingress.routes import CompiledRoute, RouteTable, TextEncoders
-from processors.ingress.work import WorkBuilder
+from processors.ingress.work import WorkBuilder, check_deadline
 from schemas import codec
 from schemas.reference import RELEASED_TABLE
 from sie_stream.control import RouteRow
 from sie_stream.dedupe import DedupeWindow
 from sie_stream.errors import InvalidRequest
 from sie_stream.ids import TopicPartition
+from sie_stream.ports import Contents
 from sie_stream.provenance import (
     NO_COPIES,
     ResultTopics,
@@ -65,6 +68,8 @@ ENDINGS: dict[str, Status] = {
     "deadline_exceeded": "expired",
     "quota_exceeded": "shed",
     "model_unavailable": "failed",
+    "reference_timeout": "failed",
+    "reference_unavailable": "failed",
 }
 """Status of the codes that do not say that the request is wrong; all others end as `rejected`."""
 
@@ -73,6 +78,7 @@ class IngressCounts(Struct):
     """Since the start, of committed and aborted batches alike."""
 
     routed: int = 0
+    referenced: int = 0
     duplicates: int = 0
     undecodable: int = 0
     rejected: int = 0
@@ -84,10 +90,12 @@ class IngressCounts(Struct):
 class _Batch:
     """What becomes of the records of one turn."""
 
-    __slots__ = ("now_ms", "remembered", "routed", "writes")
+    __slots__ = ("held", "now_ms", "remembered", "routed", "writes")
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
+        self.held: dict[tuple[str, int], int] = {}
+        """Where partitions go on: at a request whose inputs are not there yet."""
         self.writes: list[LogWrite] = []
         self.remembered: list[str] = []
         self.routed = 0
@@ -96,7 +104,7 @@ class _Batch:
 class IngressMachine:
     """Decides about requests. `topic_exists` is asked about topics that requests and routes name.
 
-    `schemas` knows the Avro schemas that users registered.
+    `schemas` knows the Avro schemas that users registered, `contents` reads what references name.
     """
 
     def __init__(
@@ -105,16 +113,18 @@ class IngressMachine:
         encoders: TextEncoders,
         topic_exists: Callable[[str], bool],
         schemas: codec.SchemaTable = RELEASED_TABLE,
+        contents: Contents | None = None,
     ) -> None:
         self.counts = IngressCounts()
         self.routes = RouteTable(settings.topics, encoders)
         self.window = DedupeWindow(settings.dedupe_window_ms, settings.dedupe_entries_max)
         self._names = settings.topics
         self._requests = settings.topics.requests
-        self._limits = Limits(settings.request_bytes_max, settings.json_depth_max, schemas)
+        self._limits = Limits(settings.request_bytes_max, settings.json_depth_max, schemas, settings.reference_places)
         self._letter_bytes_max = settings.deadletter_bytes_max
         self._topic_exists = topic_exists
         self._builder = WorkBuilder(settings, self.routes, topic_exists)
+        self._references = References(settings, contents or NoContents())
 
     def decide(self, events: Sequence[IngressEvent]) -> list[IngressCommand]:
         commands: list[IngressCommand] = []
@@ -141,17 +151,44 @@ class IngressMachine:
 
     def _take_up(self, event: RecordsPolled) -> CommitBatch:
         batch = _Batch(event.now_ms)
-        offsets = []
+        self._references.begin_batch()
+        offsets, held = [], []
         for group_batch in event.batches:
-            offsets.append((group_batch.group, _positions(group_batch)))
+            batch.held = {}
             topic, bound = self._requests, None
             for record in group_batch.records:
                 if record.topic != topic:
                     topic = record.topic
                     bound = self.routes.bound(group_batch.group, topic)
-                self._one(record, bound, batch)
+                if batch.held and (topic, record.partition) in batch.held:
+                    self._look_ahead(record, bound)
+                else:
+                    self._one_or_held(record, bound, batch)
+            offsets.append((group_batch.group, _positions(group_batch, batch.held)))
+            if batch.held:
+                held.append((group_batch.group, {TopicPartition(*one): offset for one, offset in batch.held.items()}))
         self.counts.routed += batch.routed
-        return CommitBatch(batch.writes, tuple(offsets), batch.remembered)
+        return CommitBatch(batch.writes, tuple(offsets), batch.remembered, tuple(held))
+
+    def _one_or_held(self, record: LogRecord, bound: Bound | None, batch: _Batch) -> None:
+        known = len(batch.remembered)
+        try:
+            self._one(record, bound, batch)
+        except NotYet:
+            self.window.forget(batch.remembered[known:])
+            del batch.remembered[known:]
+            batch.held[record.topic, record.partition] = record.offset
+
+    def _look_ahead(self, record: LogRecord, bound: Bound | None) -> None:
+        """References behind a waiting one are read at the same time, not one after the other."""
+        try:
+            if bound is None:
+                request, _ = decode_request(record, self._limits)
+            else:
+                request, _ = decode_bound(record, bound, self._limits)
+        except InvalidRequest:
+            return  # said when its turn comes
+        self._references.prepare(request)
 
     def _remember(self, event: WindowRead) -> None:
         bound = self.routes.bound(event.group, event.topic) if event.topic != self._requests else None
@@ -205,6 +242,10 @@ class IngressMachine:
             self._end(record, request_id, refusal, schema_id, None, NO_COPIES, batch)
             return
         try:
+            if request.inputs_ref is not None:
+                check_deadline(record, request, route.row, batch.now_ms)
+                request = self._references.resolved(request)
+                self.counts.referenced += 1
             batch.writes.append(
                 self._builder.work(record, request_id, request, schema_id, route, version, batch.now_ms)
             )
@@ -270,8 +311,12 @@ def window_key(request_id: str, instance: str) -> str:
     return f"{request_id}\0{instance}"
 
 
-def _positions(batch: GroupBatch) -> dict[TopicPartition, CommittedOffset]:
-    """Next offset of every partition in the batch. Runs of one partition cost one entry."""
+def _positions(batch: GroupBatch, held: dict[tuple[str, int], int]) -> dict[TopicPartition, CommittedOffset]:
+    """Next offset of every partition in the batch. Runs of one partition cost one entry.
+
+    `held`: where a partition is not settled any further; one held at its first record has no position.
+    """
+    firsts = _firsts(batch, held) if held else {}
     last: dict[tuple[str, int], int] = {}
     topic, partition, offset = "", -1, -1
     for record in batch.records:
@@ -282,7 +327,21 @@ def _positions(batch: GroupBatch) -> dict[TopicPartition, CommittedOffset]:
         offset = record.offset
     if offset >= 0:
         last[topic, partition] = offset
-    return {TopicPartition(*place): CommittedOffset(offset + 1) for place, offset in last.items()}
+    settled = {place: offset + 1 for place, offset in last.items()} | held
+    return {
+        TopicPartition(*place): CommittedOffset(offset)
+        for place, offset in settled.items()
+        if offset != firsts.get(place)
+    }
+
+
+def _firsts(batch: GroupBatch, held: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    """First offset in the batch of each held partition."""
+    firsts: dict[tuple[str, int], int] = {}
+    for record in batch.records:
+        if (record.topic, record.partition) in held:
+            firsts.setdefault((record.topic, record.partition), record.offset)
+    return firsts
 
 
 def _one_id(given: str, in_header: str) -> str:

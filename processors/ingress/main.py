@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from processors.edge.service import LogWatcher, kafka_ports, serve
+from processors.ingress.edge.contents import reference_reader
 from processors.ingress.host import IngressHost
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.logs import configure_logs
@@ -32,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def make() -> IngressHost:
         transactional_id = settings.topics.ingress_transactional_id(member.removeprefix("ingress-"))
-        ports = kafka_ports(settings, transactional_id, member)
-        hosts.append(IngressHost(settings, ports, TokenizerStore(), LogWatcher(log), member))
+        ports = kafka_ports(settings, transactional_id, member, settings.work_bytes_max)
+        contents = reference_reader(settings, ports.clock)
+        hosts.append(IngressHost(settings, ports, TokenizerStore(), LogWatcher(log), member, contents))
         return hosts[0]
 
     def counts() -> Mapping[str, object]:

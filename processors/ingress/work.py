@@ -47,7 +47,7 @@ class WorkBuilder:
         """For shadow variants, of the items made since somebody took them."""
         self.verify_topics = False
         """Look for the work topic before writing to it; set once a transaction was aborted."""
-        self.work_bytes_max = settings.record_bytes_max - WORK_OVERHEAD_BYTES
+        self.work_bytes_max = settings.work_bytes_max - WORK_OVERHEAD_BYTES
         self._prefix = settings.topic_prefix
         self._json_depth_max = settings.json_depth_max
         self._routes = routes
@@ -72,8 +72,7 @@ class WorkBuilder:
         variant, headers = route.only, NO_HEADERS
         if version or variant is None:
             variant, headers = _chosen(record, request_id, request, route, version)
-        deadline_ms = request.deadline_ms or row.deadline_ms
-        deadline_at_ms = _deadline_at_ms(record, deadline_ms, now_ms) if deadline_ms else 0
+        deadline_at_ms = check_deadline(record, request, row, now_ms)
         token_ids = parameters = seed = None
         inputs = bytes(request.inputs)
         if not route.plain or self.verify_topics or request.parameters is not None:
@@ -238,8 +237,11 @@ def _placed(
     return LogWrite(topic, value, session.encode() if session else record.key, partition, headers)
 
 
-def _deadline_at_ms(record: LogRecord, deadline_ms: int, now_ms: int) -> int:
-    """Raises InvalidRequest (`deadline_exceeded`) when it has passed already."""
+def check_deadline(record: LogRecord, request: InferenceRequest, row: RouteRow, now_ms: int) -> int:
+    """When it is, 0: none. Raises InvalidRequest (`deadline_exceeded`) when it has passed already."""
+    deadline_ms = request.deadline_ms or row.deadline_ms
+    if not deadline_ms:
+        return 0
     at_ms = record.timestamp_ms + deadline_ms
     if now_ms >= at_ms:
         raise InvalidRequest(

@@ -53,6 +53,7 @@ REFUSED = "it was refused, so its schema does not say what is personal in it"
 UNFIT = "it does not fit the schema in force, which so does not say what is personal in it"
 UNREADABLE = "it cannot be read"
 GONE = "no declaration of its version is left to say what is personal in it"
+REFERRED = "it is named by a reference: requests.parquet has its URL and SHA-256, the object itself is not here"
 WORDS = "an engine's words about it may repeat personal data"
 
 
@@ -135,6 +136,10 @@ class Payloads:
             return self._leave_out(UNFIT)
         return hidden(inputs, fields, self._key) or self._leave_out(UNREADABLE)
 
+    def referred(self) -> None:
+        """Inputs that a request names: the row has their URL and digest instead."""
+        self._leave_out(REFERRED)
+
     def outputs(self, result: Result) -> bytes | None:
         """None: there are none, or they are left out. Hidden is what the schema in force or its version's marks."""
         version = (result.model, result.version)
@@ -206,7 +211,7 @@ def write_tables(
             spans = {place: Span(stretch.audited, stretch.end) for place, stretch in stretches.items()}
             for record in tracked(reader, spans, progress, "writing requests"):
                 at = (place_of_record(record), record.offset)
-                file.add(_request_row(record, routes, payloads, refused=at in refused))
+                file.add(request_row(record, routes, payloads, refused=at in refused))
         rows["requests.parquet"] = file.rows
         with table("work.parquet", WORK) as file:
             for record, work in decoded(tracked(reader, spans_of(cut.works), progress, "writing work"), decode_work):
@@ -244,13 +249,20 @@ def _inside(stretches: dict[TopicPartition, Stretch], place: TopicPartition, off
     return stretch is not None and stretch.audited <= offset < stretch.end
 
 
-def _request_row(record: LogRecord, routes: Routes, payloads: Payloads, *, refused: bool) -> dict[str, object]:
+def request_row(record: LogRecord, routes: Routes, payloads: Payloads, *, refused: bool = False) -> dict[str, object]:
+    """A row of requests.parquet."""
     request = request_in(record.value)
     model = payloads.model_of(request, record.topic)
-    inputs = None if request is None else payloads.inputs(model, bytes(request.inputs), refused=refused)
+    if request is None:
+        inputs = None
+    elif request.inputs_ref is not None:
+        inputs = payloads.referred()
+    else:
+        inputs = payloads.inputs(model, bytes(request.inputs), refused=refused)
     parameters = None if request is None or payloads.personal(model) else request.parameters
     traceparent = header(record.headers, TRACEPARENT_HEADER)
     made = derived_request_id(record.topic, record.partition, record.offset)
+    ref = None if request is None else request.inputs_ref
     return {
         **place_row(record),
         "request_id": routes.source_id(record) or made,
@@ -259,4 +271,6 @@ def _request_row(record: LogRecord, routes: Routes, payloads: Payloads, *, refus
         "inputs": None if inputs is None else inputs.decode(),
         "parameters": None if parameters is None else bytes(parameters).decode(),
         "traceparent": None if traceparent is None else traceparent.decode("ascii", "replace"),
+        "inputs_url": None if ref is None else ref.url,
+        "inputs_sha256": None if ref is None else ref.sha256,
     }

@@ -25,6 +25,8 @@ REQUESTS = pa.schema(
         ("inputs", pa.string()),
         ("parameters", pa.string()),
         ("traceparent", pa.string()),
+        ("inputs_url", pa.string()),
+        ("inputs_sha256", pa.string()),
     ]
 )
 WORK = pa.schema(

@@ -29,6 +29,7 @@ from sie_stream.cli.output import (
     tell,
 )
 from sie_stream.cli.progress import progress_bars
+from sie_stream.cli.referring import InputsRefOption, Sha256Option, StoreOption, reference, store_url
 from sie_stream.cli.rows import count_rows, read_rows, stdin_rows
 from sie_stream.cli.streaming import show_stream
 from sie_stream.client.requests import InferenceResult, Request, ResultTimeout
@@ -46,6 +47,9 @@ def produce(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Rows: .jsonl, .csv or .parquet.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Rows from standard input, one JSON object per line.")] = False,
     inputs: Annotated[str | None, typer.Option("--inputs", "-i", help="One inputs object as JSON.")] = None,
+    inputs_ref: InputsRefOption = None,
+    sha256: Sha256Option = None,
+    store: StoreOption = None,
     parameters: Annotated[str | None, typer.Option(help="Generation parameters as JSON, for all rows.")] = None,
     priority: Annotated[str | None, typer.Option(help="P0, P1 or P2.")] = None,
     deadline_ms: Annotated[int | None, typer.Option(help="Milliseconds after which an answer is worthless.")] = None,
@@ -66,9 +70,12 @@ def produce(
       sie-stream produce -m smollm2-135m-instruct -i '{"prompt": "Who wrote Hamlet?"}' --wait
       sie-stream produce -m smollm2-135m-instruct -i '{"prompt": "Who wrote Hamlet?"}' --stream
       cat rows.jsonl | sie-stream produce -m wine-rf --stdin
+      sie-stream produce -m bge-small -f documents.jsonl --store s3://bucket/inputs
+      sie-stream produce -m bge-small --inputs-ref s3://bucket/inputs/1.json --sha256 9f86d081... --wait
     """
-    rows, total = _rows(file, stdin, inputs)
+    rows, total = _rows(file, stdin, inputs, inputs_ref)
     shared = {
+        "inputs_ref": reference(inputs_ref, sha256),
         "parameters": None if parameters is None else _object(parameters, "--parameters"),
         "priority": priority,
         "deadline_ms": deadline_ms,
@@ -76,11 +83,9 @@ def produce(
         "tenant": tenant,
         "request_id": request_id,
     }
-    if request_id is not None and total != 1:
-        raise ConfigError("--request-id names one request: use it with --inputs")
-    if stream and total != 1:
-        raise ConfigError("--stream shows one answer: use it with --inputs")
-    with Client(bootstrap_servers) as client:
+    if total != 1:
+        _refuse_for_many(request_id, stream)
+    with Client(bootstrap_servers, reference_store=store_url(store)) as client:
         if stream:
             show_stream(client, model, next(rows), shared, timeout_s, output)
             return
@@ -96,6 +101,13 @@ def produce(
             raise
     show_results(results, output)
     _end(results, len(submissions) - len(results), timeout_s)
+
+
+def _refuse_for_many(request_id: str | None, stream: bool) -> None:
+    if request_id is not None:
+        raise ConfigError("--request-id names one request: use it with --inputs or --inputs-ref")
+    if stream:
+        raise ConfigError("--stream shows one answer: use it with --inputs or --inputs-ref")
 
 
 class PartlySent(SieError):
@@ -145,14 +157,16 @@ def badly_ended(results: Sequence[InferenceResult], sent: int) -> str:
     return f"{ends.total()} of {sent} requests ended without an answer: {words}"
 
 
-def _rows(file: Path | None, stdin: bool, inputs: str | None) -> tuple[Iterator[dict[str, Any]], int | None]:
-    if sum((file is not None, stdin, inputs is not None)) != 1:
-        raise ConfigError("give the rows by exactly one of --file, --stdin or --inputs")
+def _rows(
+    file: Path | None, stdin: bool, inputs: str | None, inputs_ref: str | None
+) -> tuple[Iterator[dict[str, Any]], int | None]:
+    if sum((file is not None, stdin, inputs is not None, inputs_ref is not None)) != 1:
+        raise ConfigError("give the rows by exactly one of --file, --stdin, --inputs or --inputs-ref")
     if file is not None:
         return read_rows(file), count_rows(file)
     if stdin:
         return stdin_rows(), None
-    return iter([_object(inputs or "", "--inputs")]), 1
+    return iter([{} if inputs is None else _object(inputs, "--inputs")]), 1
 
 
 def _object(text: str, option: str) -> dict[str, Any]:

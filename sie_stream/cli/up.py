@@ -12,6 +12,7 @@ import typer
 
 from sie_stream.cli.cluster import Cluster, Layout, refuse_if_running, refuse_taken_port, start_detached
 from sie_stream.cli.output import OutputFormat, OutputOption, console, show_json, show_rows
+from sie_stream.cli.referring import ReferencesOption, as_urls
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.stop import Interrupted, StopFlag
 from sie_stream.edge.supervisor import RunState, process_alive
@@ -37,6 +38,7 @@ def up(
             help="Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics; 0: do not.", min=0, max=65_535
         ),
     ] = 0,
+    references: ReferencesOption = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; stop with `down`.")
     ] = False,
@@ -55,9 +57,11 @@ def up(
       sie-stream up --workers 3 --detach
       sie-stream up --workers 2 --tiers tier-0,tier-1
       sie-stream up --metrics-port 9464
+      sie-stream up --references /data/inputs,s3://bucket/inputs
       sie-stream up --bootstrap-servers kafka-1:9092
     """
-    overrides = {"bootstrap_servers": bootstrap_servers} if bootstrap_servers else {}
+    asked = {"bootstrap_servers": bootstrap_servers, "reference_prefixes": as_urls(references)}
+    overrides = {name: text for name, text in asked.items() if text}
     settings = load_settings(overrides)
     layout = Layout(
         workers=workers,
@@ -70,7 +74,8 @@ def up(
     refuse_if_running(Path(settings.state_dir).absolute())
     refuse_taken_port(metrics_port)
     if detach:
-        arguments = again(layout) + (["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else [])
+        given = {"--bootstrap-servers": bootstrap_servers, "--references": as_urls(references)}
+        arguments = again(layout) + [part for option, text in given.items() if text for part in (option, text)]
         show_state(start_detached(arguments, Path(settings.state_dir).absolute()), output)
         return
     run(settings, layout, output)

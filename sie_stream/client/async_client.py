@@ -20,8 +20,14 @@ class AsyncClient:
     ...     result = await client.score("wine-rf", {"alcohol": 13.2, ...})
     """
 
-    def __init__(self, bootstrap_servers: str | None = None, *, connection: Connection | None = None) -> None:
-        self._client = Client(bootstrap_servers, connection=connection)
+    def __init__(
+        self,
+        bootstrap_servers: str | None = None,
+        *,
+        connection: Connection | None = None,
+        reference_store: str | None = None,
+    ) -> None:
+        self._client = Client(bootstrap_servers, connection=connection, reference_store=reference_store)
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,7 +37,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def submit(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Submission:
+    async def submit(self, model: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Submission:
         """Send one request; returns once Kafka has it."""
         return await asyncio.to_thread(self._client.submit, model, inputs, **options)
 
@@ -39,13 +45,13 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.submit_many, list(requests))
 
     async def score(
-        self, model: str, inputs: Mapping[str, Any], *, timeout_s: float = 30.0, **options: Any
+        self, model: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0, **options: Any
     ) -> InferenceResult:
         """Send one request and wait for its answer; errors as Client.score."""
         return await asyncio.to_thread(self._client.score, model, inputs, timeout_s=timeout_s, **options)
 
     async def stream(
-        self, model: str, inputs: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any
+        self, model: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0, **options: Any
     ) -> AsyncIterator[TextDelta | InferenceResult]:
         """The answer as it grows, then the result; as Client.stream."""
         iterator = self._client.stream(model, inputs, timeout_s=timeout_s, **options)

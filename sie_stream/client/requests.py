@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sie_stream.errors import ConfigError, SieError
 from sie_stream.records import (
     REQUEST_ID_HEADER,
     TRACEPARENT_HEADER,
     InferenceRequest,
+    InputsRef,
     LogWrite,
     Provenance,
     Result,
@@ -23,13 +24,17 @@ from sie_stream.records import (
 )
 
 PRIORITIES = ("P0", "P1", "P2")
+NOTHING = InferenceRequest().inputs
+"""Left out of the record."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
     """One request for `Client.submit_many`. `model` may be name, name@version, or an instance id (`mi-...`)."""
 
     model: str
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs_ref: InputsRef | None = None
+    """Where the inputs are, instead of `inputs`; ingress must be allowed to read there (setting reference_prefixes)."""
     request_id: str | None = None
     """Made by the client when absent. Sending the same id again within the dedupe window is harmless."""
     parameters: Mapping[str, Any] | None = None
@@ -84,8 +89,10 @@ class ResultTimeout(SieError):
 def to_write(request: Request, request_id: str, topic: str) -> LogWrite:
     """The record for sie.requests. Key: the session, else the request id, so that a repeat meets its first copy.
 
-    Raises ConfigError for a priority outside P0..P2, a negative deadline, or inputs that are not JSON.
+    Raises ConfigError for a priority outside P0..P2, a negative deadline, inputs that are not JSON, or two of them.
     """
+    if request.inputs and request.inputs_ref is not None:
+        raise ConfigError("inputs and inputs_ref: give one of them")
     if request.priority is not None and request.priority not in PRIORITIES:
         raise ConfigError(f"priority = {request.priority!r}: allowed {', '.join(PRIORITIES)}")
     if request.deadline_ms is not None and request.deadline_ms <= 0:
@@ -95,7 +102,7 @@ def to_write(request: Request, request_id: str, topic: str) -> LogWrite:
         request_id=request_id,
         model="" if instance else request.model,
         instance=instance,
-        inputs=_json(request.inputs, "inputs"),
+        inputs=inputs_json(request) if request.inputs_ref is None else NOTHING,
         parameters=None if request.parameters is None else _json(request.parameters, "parameters"),
         priority=request.priority,
         deadline_ms=request.deadline_ms,
@@ -103,6 +110,7 @@ def to_write(request: Request, request_id: str, topic: str) -> LogWrite:
         tenant=request.tenant,
         stream=request.stream,
         reply_topic=request.reply_topic,
+        inputs_ref=request.inputs_ref,
     )
     headers = [(REQUEST_ID_HEADER, request_id.encode())]
     if request.traceparent:
@@ -113,6 +121,11 @@ def to_write(request: Request, request_id: str, topic: str) -> LogWrite:
         key=(request.session or request_id).encode(),
         headers=tuple(headers),
     )
+
+
+def inputs_json(request: Request) -> msgspec.Raw:
+    """The inputs as they travel. Raises ConfigError when they are not JSON."""
+    return _json(request.inputs, "inputs")
 
 
 def _json(value: Mapping[str, Any], name: str) -> msgspec.Raw:

@@ -10,12 +10,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from schemas.codec import CodecError, decode_result
-from sie_stream.client.requests import InferenceResult, Request, RequestFailed, ResultTimeout, from_record, to_write
+from sie_stream.client.large import HOW_TO_SEND_LARGE, written
+from sie_stream.client.requests import (
+    InferenceResult,
+    Request,
+    RequestFailed,
+    ResultTimeout,
+    from_record,
+)
 from sie_stream.client.streaming import TextDelta, TokenWatcher, unroll
 from sie_stream.client.watcher import ResultWatcher
 from sie_stream.edge.connection import Connection
-from sie_stream.errors import Retriable
+from sie_stream.errors import RecordTooLarge, Retriable
 from sie_stream.ids import TopicPartition
+from sie_stream.references import place_of
 
 FLUSH_MS = 30_000
 RESEND_ATTEMPTS = 3
@@ -44,10 +52,24 @@ class Client:
     ...     result.outputs["label"]
     """
 
-    def __init__(self, bootstrap_servers: str | None = None, *, connection: Connection | None = None) -> None:
-        """`bootstrap_servers` None: SIE_STREAM_BOOTSTRAP_SERVERS, else the local `sie-stream up`."""
+    def __init__(
+        self,
+        bootstrap_servers: str | None = None,
+        *,
+        connection: Connection | None = None,
+        reference_store: str | None = None,
+    ) -> None:
+        """`bootstrap_servers` None: SIE_STREAM_BOOTSTRAP_SERVERS, else the local `sie-stream up`.
+
+        `reference_store`: folder or fsspec URL for inputs that are too large for a request; ingress must be allowed to
+        read there. None: setting reference_store. Raises ConfigError for one that is no folder.
+        """
         self._connection = connection or Connection.open(bootstrap_servers)
-        self._topics = self._connection.settings.topics
+        settings = self._connection.settings
+        self._topics = settings.topics
+        self._store = settings.reference_store if reference_store is None else reference_store
+        if self._store:
+            place_of(self._store)
         self._writer = self._connection.plain_writer()
         self._watcher: ResultWatcher | None = None
         self._tokens: TokenWatcher | None = None
@@ -60,27 +82,36 @@ class Client:
     ) -> None:
         self.close()
 
-    def submit(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Submission:
-        """Send one request; returns once Kafka has it. `options` are the other fields of Request."""
-        return self.submit_many([Request(model=model, inputs=inputs, **options)])[0]
+    def submit(self, model: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Submission:
+        """Send one request; returns once Kafka has it. `options` are the other fields of Request.
+
+        >>> client.submit("wine-rf", inputs_ref=InputsRef("s3://bucket/inputs/1.json", sha256="9f86d0..."))
+        """
+        return self.submit_many([Request(model=model, inputs=inputs or {}, **options)])[0]
 
     def submit_many(self, requests: Iterable[Request]) -> list[Submission]:
         """Send many requests; returns once Kafka has all of them, in the order given.
 
-        Raises LogError when a record could not be delivered; ConfigError for a malformed request, before any is sent.
+        Inputs too large for a request go to the reference store first, if there is one, as an object named by its
+        digest. Raises LogError when a record could not be delivered; ConfigError for a malformed request and
+        StoreUnavailable for a store that takes nothing, before any is sent.
         """
         watcher = self._watching()
+        topic, bytes_max = self._topics.requests, self._connection.settings.request_bytes_max
         prepared = []
         for request in requests:
             request_id = request.request_id or uuid.uuid4().hex
-            prepared.append((request_id, to_write(request, request_id, self._topics.requests)))
+            prepared.append((request_id, written(request, request_id, topic, bytes_max, self._store)))
         submissions = [Submission(request_id, watcher.expect(request_id)) for request_id, _ in prepared]
-        self._writer.write([write for _, write in prepared])
+        try:
+            self._writer.write([write for _, write in prepared])
+        except RecordTooLarge as error:
+            raise RecordTooLarge(f"{error}. {HOW_TO_SEND_LARGE}") from error
         self._writer.flush(FLUSH_MS)
         return submissions
 
     def score(
-        self, model: str, inputs: Mapping[str, Any], *, timeout_s: float = 30.0, **options: Any
+        self, model: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0, **options: Any
     ) -> InferenceResult:
         """Send one request and wait for its answer.
 
@@ -102,7 +133,7 @@ class Client:
         raise AssertionError("unreachable")
 
     def stream(
-        self, model: str, inputs: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any
+        self, model: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0, **options: Any
     ) -> Iterator[TextDelta | InferenceResult]:
         """Send one request when iterated, and yield its answer as it grows: TextDelta after TextDelta, then the result.
 

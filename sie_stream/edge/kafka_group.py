@@ -102,8 +102,10 @@ class KafkaGroupReader:
         return records
 
     def rewind(self) -> None:
-        starts = self._starts(list(self._assigned))
-        for place, offset in starts.items():
+        self.seek(self._starts(list(self._assigned)))
+
+    def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+        for place, offset in positions.items():
             retry_until(POSITION_BUDGET_MS, lambda place=place, offset=offset: self._seek(place, offset))
 
     def lost_positions(self) -> dict[TopicPartition, tuple[int, int]]:

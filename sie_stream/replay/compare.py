@@ -19,7 +19,8 @@ CAUSES: dict[Cause, str] = {
     "made with another seed",
     "numeric": "the same version, weights, libraries and seed, and yet another answer",
     "missing": "the request has no terminal record in the range that was read",
-    "retention": "the work item, and so the input, is not on the log any more",
+    "retention": "the input is gone: its work item is not on the log any more, or what the request names is not to be "
+    "had",
     "status": "ended well once and badly the other time",
     "shredded": "the data of its subject was shredded, so there is nothing to compare with; no difference",
     "no_key": "its answer is protected, and the keys to read it are not here (pii_keys)",

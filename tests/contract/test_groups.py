@@ -171,6 +171,19 @@ def test_rewinding_reads_again_from_the_committed_offset(world: World) -> None:
     assert world.nothing(reader) == []
 
 
+def test_seeking_reads_one_partition_again_and_disturbs_no_other(world: World) -> None:
+    topic = world.topic(2)
+    for partition in range(2):
+        world.write(topic, [b"%d%d" % (partition, number) for number in range(3)], partition)
+    reader, _ = member(world, world.name("group"), topic)
+    assert len(world.collect(reader, 6)) == 6
+    for _ in range(2):  # also once more, and before anything was read in between
+        reader.seek({TopicPartition(topic, 0): 1})
+    world.write(topic, [b"13"], 1)
+    found = world.collect(reader, 3)
+    assert sorted(values(found)) == [b"01", b"02", b"13"]
+
+
 def test_an_error_of_the_owner_comes_out_of_poll(world: World) -> None:
     class Refused(LogError):
         pass

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -20,7 +21,7 @@ from sie_stream.edge.env_settings import settings_environment
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader
 from sie_stream.edge.stop import EXIT_FENCED
 from sie_stream.ids import TopicPartition
-from sie_stream.records import REQUEST_ID_HEADER, LogRecord, LogWrite, Result
+from sie_stream.records import REQUEST_ID_HEADER, LogRecord, LogWrite, Result, WorkItem
 from sie_stream.settings import Settings
 from tests.unit.processors.kit import route
 from tests.waiting import PATIENCE_MS, PATIENCE_S, wait_until
@@ -33,8 +34,8 @@ pytestmark = pytest.mark.integration
 class Installation:
     """Topics of one test, and a route to the model `wine`."""
 
-    def __init__(self, broker: EmbeddedBroker, prefix: str) -> None:
-        self.settings = Settings(bootstrap_servers=broker.bootstrap_servers, topic_prefix=prefix)
+    def __init__(self, broker: EmbeddedBroker, prefix: str, **settings: Any) -> None:
+        self.settings = Settings(bootstrap_servers=broker.bootstrap_servers, topic_prefix=prefix, **settings)
         self.names = self.settings.topics
         admin = KafkaAdmin(broker.bootstrap_servers)
         admin.ensure([*system_topics(self.settings), work_topic(self.settings, "wine", 1)])
@@ -101,6 +102,9 @@ class Reading:
     def work_ids(self) -> Counter[str]:
         """How often each request is there, of everything read so far and what is new."""
         return Counter(codec.decode_work(record.value).request_id for record in self.more())
+
+    def work(self) -> list[WorkItem]:
+        return [codec.decode_work(record.value) for record in self.more()]
 
     def results(self) -> list[Result]:
         return [codec.decode_result(record.value) for record in self.more()]

@@ -1,4 +1,8 @@
-"""Requests that ingress refused, decided again by ingress's own machine: they never became work."""
+"""Requests that ingress refused, decided again by ingress's own machine: they never became work.
+
+What became work needs no object behind a reference: its inputs are on the log. What was refused may have named one, and
+that is read again, where this process may; its digest says whether it is still what was meant.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,27 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from processors.ingress.edge.contents import reference_reader
 from processors.ingress.events import BatchAborted, CommitBatch, GroupBatch, RecordsPolled, RoutesChanged
 from processors.ingress.machine import IngressMachine
 from schemas.codec import SchemaTable, decode_result
 from sie_stream.cli.replaying.reading import Readers
 from sie_stream.control import RouteRow
+from sie_stream.edge.clock import SystemClock
+from sie_stream.edge.reference_reader import ReferenceReader
 from sie_stream.edge.stop import StopFlag
 from sie_stream.edge.tokenizer import TokenizerStore
+from sie_stream.errors import InvalidRequest
 from sie_stream.ids import TopicPartition
-from sie_stream.records import LogRecord, Result
+from sie_stream.records import InputsRef, LogRecord, Result
+from sie_stream.references import NOT_TO_BE_HAD
 from sie_stream.replay.compare import Again, Original, verdict
 from sie_stream.replay.plan import Span, segments
 from sie_stream.replay.report import Place, Tally
 from sie_stream.replay.versions import Declared, Withdrawn
 from sie_stream.settings import Settings
 
+WAIT_MS = 100
 REFUSALS_MAX = 20_000
 """Kept in memory; more are counted and not decided again."""
 
@@ -73,6 +83,28 @@ class Refusals:
                 yield place, offset, original
 
 
+class Reread:
+    """Implements ports.Contents: waits for what ingress would come back for."""
+
+    def __init__(self, reader: ReferenceReader) -> None:
+        self._reader = reader
+
+    def prepare(self, ref: InputsRef) -> None:
+        self._reader.prepare(ref)
+
+    def ask(self, ref: InputsRef) -> bytes | InvalidRequest:
+        while (found := self._reader.ask(ref)) is None:
+            self._reader.wait(WAIT_MS)
+        self._reader.settled()
+        return found
+
+    def wait(self, wait_ms: int) -> None:
+        self._reader.wait(wait_ms)
+
+    def settled(self) -> None:
+        return None
+
+
 class _Change(Struct, frozen=True):
     at_ms: int
     model: str
@@ -93,7 +125,8 @@ class IngressAgain:
         schemas: SchemaTable,
     ) -> None:
         self._names = settings.topics
-        self._machine = IngressMachine(settings, TokenizerStore(), lambda topic: True, schemas)
+        contents = Reread(reference_reader(settings, SystemClock()))
+        self._machine = IngressMachine(settings, TokenizerStore(), lambda topic: True, schemas, contents)
         told = [one for one in history if not (isinstance(one, Declared) and one.beside)]
         self._changes = [_change_of(one) for one in told if pinned is None or _model_of(one) != pinned.launch.model]
         if pinned is not None:
@@ -175,10 +208,18 @@ def decide_again(refusals: Refusals, again: IngressAgain, readers: Readers, tall
                 original = refusals.take(record)
                 found = None if original is None else again.decide(record, original)
                 if original is not None and found is not None:
-                    here = Place(record.topic, record.partition, record.offset)
-                    tally.answered(original, found, here, verdict(original, found))
+                    count(original, found, Place(record.topic, record.partition, record.offset), tally)
     if stop:
         return
     for place, offset, original in refusals.left():
         here = Place(place.topic, place.partition, offset)
         tally.absent(here, original.request_id, original.model, "retention", "its request is deleted")
+
+
+def count(original: Original, found: Again, here: Place, tally: Tally) -> None:
+    """An object that cannot be read any more, or not here, says nothing of the decision."""
+    if found.error_code in NOT_TO_BE_HAD and found.error_code != original.error_code:
+        why = f"the inputs that it names are not to be had: {found.error_code}: {found.error_message}"
+        tally.absent(here, original.request_id, original.model, "retention", why)
+    else:
+        tally.answered(original, found, here, verdict(original, found))

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 from msgspec import Raw, structs
 
-from schemas.codec import encode_cluster, encode_row
-from sie_stream.cli.audit_contents import GONE, NO_SCHEMA, REFUSED, UNFIT, WORDS, Payloads
+from schemas.codec import encode_cluster, encode_request, encode_row
+from sie_stream.cli.audit_contents import GONE, NO_SCHEMA, REFERRED, REFUSED, UNFIT, WORDS, Payloads, request_row
 from sie_stream.cli.audit_tables import REQUESTS, RESULTS, TableFile, result_row
 from sie_stream.cli.declared_outputs import declared_outputs
 from sie_stream.cli.trace_lookup import Routes
@@ -21,7 +21,17 @@ from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.privacy.datakeys import KeyTable
 from sie_stream.provenance import dead_letter
-from sie_stream.records import InferenceRequest, LogRecord, LogWrite, Provenance, Result, ResultError, Timings, Usage
+from sie_stream.records import (
+    InferenceRequest,
+    InputsRef,
+    LogRecord,
+    LogWrite,
+    Provenance,
+    Result,
+    ResultError,
+    Timings,
+    Usage,
+)
 from sie_stream.sim.log import SimLog
 
 NAMES = TopicNames()
@@ -93,6 +103,17 @@ def test_what_nobody_can_judge_is_left_out_and_counted(payloads: Payloads) -> No
     assert payloads.inputs("gone", b'{"name":"Ada"}', refused=False) is None
     assert payloads.outputs(result("gone", b'{"name":"Ada"}')) is None
     assert payloads.left_out == {REFUSED: 1, NO_SCHEMA: 2}
+
+
+def test_inputs_behind_a_reference_are_told_by_url_and_digest(log: SimLog, payloads: Payloads, tmp_path: Path) -> None:
+    ref = InputsRef("s3://bucket/in/a.json", "0" * 64, 9_000_000)
+    value = encode_request(InferenceRequest(model="people", request_id="r1", inputs_ref=ref))
+    row = request_row(LogRecord("sie.requests", 0, 1, 1, b"k", value), Routes(log.reader("g"), NAMES), payloads)
+    with TableFile(tmp_path / "requests.parquet", REQUESTS) as file:
+        file.add(row)
+    (told,) = pyarrow.parquet.read_table(tmp_path / "requests.parquet").to_pylist()
+    assert (told["inputs"], told["inputs_url"], told["inputs_sha256"]) == (None, ref.url, ref.sha256)
+    assert payloads.left_out == {REFERRED: 1}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def two_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     answered: Future[InferenceResult] = Future()
     answered.set_result(result("a", 10))
     client = SimpleNamespace(submit_many=lambda _requests: [Sent("a", answered), Sent("b", Future())])
-    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(client))
+    monkeypatch.setattr(stream, "Client", lambda _servers, **_options: nullcontext(client))
 
 
 PRODUCE = ["produce", "-m", "m", "-i", json.dumps({"x": 1})]
@@ -93,7 +93,7 @@ def taken(requests: Iterable[Request]) -> list[Submission]:
 def test_a_bad_row_in_a_later_chunk_says_how_many_were_sent(
     wait: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(SimpleNamespace(submit_many=taken)))
+    monkeypatch.setattr(stream, "Client", lambda _servers, **_options: nullcontext(SimpleNamespace(submit_many=taken)))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"x": {number}}}\n' for number in range(CHUNK + 7)) + "no row\n")
     shown = CliRunner().invoke(main.app, ["produce", "-m", "m", "-f", str(rows), *wait])
@@ -114,7 +114,7 @@ def test_a_bad_row_in_a_later_chunk_says_how_many_were_sent(
 def test_a_chunk_that_kafka_did_not_take_may_have_arrived_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(SimpleNamespace(submit_many=taken)))
+    monkeypatch.setattr(stream, "Client", lambda _servers, **_options: nullcontext(SimpleNamespace(submit_many=taken)))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"x": {number}}}\n' for number in range(CHUNK)) + '{"x": 1, "trouble": 1}\n')
     shown = CliRunner().invoke(main.app, ["produce", "-m", "m", "-f", str(rows)])

@@ -17,10 +17,10 @@ from processors.tokenise import TextEncoder
 from processors.turns import Ports
 from schemas import codec
 from sie_stream.control import RouteRow, VariantRow
-from sie_stream.errors import ConfigError
+from sie_stream.errors import ConfigError, InvalidRequest
 from sie_stream.ids import TopicNames
 from sie_stream.ports import TopicSpec
-from sie_stream.records import DeadLetter, Headers, LogRecord, LogWrite, Result, WorkItem
+from sie_stream.records import DeadLetter, Headers, InputsRef, LogRecord, LogWrite, Result, WorkItem
 from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
 
@@ -84,11 +84,40 @@ class Encoders:
         return self._known[path]
 
 
+class Contents:
+    """Implements ports.Contents: what a test says is there, by URL."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, bytes | InvalidRequest] = {}
+        self.prepared: list[str] = []
+        self.asked: list[str] = []
+        self.waits = 0
+
+    def prepare(self, ref: InputsRef) -> None:
+        self.prepared.append(ref.url)
+
+    def ask(self, ref: InputsRef) -> bytes | InvalidRequest | None:
+        self.asked.append(ref.url)
+        return self.there.get(ref.url)
+
+    def wait(self, wait_ms: int) -> None:
+        self.waits += 1
+
+    def settled(self) -> None:
+        return None
+
+
 def machine(
-    *rows: RouteRow, topics: Sequence[str] = (), encoders: Encoders | None = None, **settings: Any
+    *rows: RouteRow,
+    topics: Sequence[str] = (),
+    encoders: Encoders | None = None,
+    contents: Contents | None = None,
+    **settings: Any,
 ) -> IngressMachine:
     """`topics`: what exists besides SIE-Stream's own."""
-    made = IngressMachine(Settings(**settings), encoders or Encoders(), lambda topic: topic in topics)
+    made = IngressMachine(
+        Settings(**settings), encoders or Encoders(), lambda topic: topic in topics, contents=contents
+    )
     made.decide([RoutesChanged(tuple((row.model, row) for row in rows))])
     return made
 
@@ -131,6 +160,7 @@ class World:
     """A simulated cluster with SIE-Stream's topics, and ingress processes on it."""
 
     def __init__(self, *rows: RouteRow, partitions: int = 2, topics: Sequence[str] = (), **settings: Any) -> None:
+        self.contents = Contents()
         self.settings = Settings(**settings)
         self.log = SimLog()
         own = (NAMES.results, NAMES.deadletter, NAMES.outputs, NAMES.routes)
@@ -153,7 +183,7 @@ class World:
         self.log.plain_writer().write([LogWrite(NAMES.routes, None, model.encode())])
 
     def ingress(self, name: str = "0") -> IngressHost:
-        host = IngressHost(self.settings, self.ports(name), Encoders(), self)
+        host = IngressHost(self.settings, self.ports(name), Encoders(), self, contents=self.contents)
         host.start()
         return host
 

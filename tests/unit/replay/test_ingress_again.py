@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import Raw
 
 from schemas.reference import RELEASED_TABLE
-from sie_stream.cli.replaying.ingress import IngressAgain, Refusals
+from sie_stream.cli.replaying.ingress import IngressAgain, Refusals, count
 from sie_stream.control import ModelLaunch, RouteRow, VariantRow
 from sie_stream.provenance import source_result
-from sie_stream.records import LogRecord, Result, ResultError
+from sie_stream.records import InputsRef, LogRecord, Result, ResultError
 from sie_stream.replay.compare import Original, verdict
+from sie_stream.replay.report import Place, Tally
 from sie_stream.replay.versions import Declared, Withdrawn
 from sie_stream.settings import Settings
 
@@ -97,3 +101,49 @@ def test_a_variant_beside_what_serves_refuses_nothing() -> None:
     found = asked.decide(record, kept(record, "out_of_range", 150))
     assert found is not None
     assert found.error_code == "out_of_range"
+
+
+# ------------------------------------------------------------------------------------------------ inputs behind a URL
+
+LARGE = b'{"age": 60}'
+
+
+def referring(place: Path, offset: int) -> LogRecord:
+    ref = InputsRef(f"file://{place}/a.json", sha256(LARGE).hexdigest())
+    return LogRecord("sie.requests", 0, offset, 1_000, None, msgspec.json.encode({"model": "m", "inputs_ref": ref}))
+
+
+def tallied(place: Path, code: str, prefixes: str) -> Tally:
+    """What a replay counts of one refusal with that code, where it may read below `prefixes`."""
+    record, tally = referring(place, 7), Tally()
+    original = kept(record, code, 150)
+    found = IngressAgain(Settings(reference_prefixes=prefixes), HISTORY, None, RELEASED_TABLE).decide(record, original)
+    assert found is not None
+    count(original, found, Place("sie.requests", 0, 7), tally)
+    return tally
+
+
+def test_what_a_refused_request_names_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(LARGE)
+    same = tallied(tmp_path, "out_of_range", str(tmp_path))
+    assert (same.answers, same.causes) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "allowed", "said"),
+    [
+        (None, True, "reference_missing"),
+        (b'{"age": 61}', True, "reference_mismatch"),
+        (LARGE, False, "reference_not_allowed"),
+    ],
+)
+def test_what_is_not_to_be_had_any_more_is_retention(
+    tmp_path: Path, content: bytes | None, allowed: bool, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "a.json").write_bytes(content)
+    prefixes = str(tmp_path) if allowed else "/nowhere"
+    gone = tallied(tmp_path, "out_of_range", prefixes)
+    assert (gone.answers, gone.causes) == (0, {"retention": 1})
+    same = tallied(tmp_path, said, prefixes)
+    assert (same.answers, same.causes) == (1, {}), "it was so then"

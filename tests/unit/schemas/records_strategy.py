@@ -9,6 +9,7 @@ from sie_stream.records import (
     STATUSES,
     DeadLetter,
     InferenceRequest,
+    InputsRef,
     Provenance,
     RawOutput,
     Result,
@@ -77,6 +78,7 @@ REQUESTS = st.builds(
     tenant=maybe(TEXTS),
     stream=st.booleans(),
     reply_topic=maybe(TEXTS),
+    inputs_ref=maybe(st.builds(InputsRef, TEXTS, TEXTS, maybe(LONGS))),
 )
 WORK_ITEMS = st.builds(
     WorkItem,

@@ -236,7 +236,7 @@ def test_subjects(subject: str) -> None:
 
 
 def test_released_schemas_are_registered_once(log: SimLog) -> None:
-    assert register_released(log.reader("r1"), log.plain_writer(), NAMES) == 15
+    assert register_released(log.reader("r1"), log.plain_writer(), NAMES) == 16
     assert register_released(log.reader("r2"), log.plain_writer(), NAMES) == 0
     table = registry_table(log.reader("r3"), NAMES)
     (results,) = table.versions("sie.results-value")
