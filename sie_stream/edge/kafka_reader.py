@@ -193,6 +193,8 @@ class KafkaReader:
         self._consumer = Consumer(self._config, logger=logger)
         self._positions = LostPositions(self._consumer, lambda place: self.beginning_offsets([place])[place])
         self._hearing = Hearing(self._unread)
+        self._asking: Consumer | None = None
+        """Fetches nothing: for the questions of `_hearing`."""
         self._membership: object = None
         self._closed = False
 
@@ -257,8 +259,11 @@ class KafkaReader:
     def _unread(self) -> bool:
         """Whether a partition that is not paused has an end behind our position. Raises LogError."""
         places = [place for place in list(self._positions.started_at) if place not in self._positions.paused]
-        # Not end_offsets(): this runs beside the owner, and a WorkReader's rings with the owner's writer.
-        ends = list_offsets(self._consumer, places, OFFSET_LATEST, self._call_timeout_ms)
+        # Beside the owner, so not with its client: until that has answered, which it does after the fetch under way,
+        # the owner's poll() would stand still, and everything that its loop carries with it.
+        if self._asking is None:
+            self._asking = Consumer(self._config, logger=logger)
+        ends = list_offsets(self._asking, places, OFFSET_LATEST, self._call_timeout_ms)
         return any(end > self.position(place) for place, end in ends.items())
 
     def _start_again(self) -> None:
@@ -276,7 +281,10 @@ class KafkaReader:
         self._positions.moved_to(self._consumer, positions)
         self._membership = None
         self._hearing.heard()
-        threading.Thread(target=close_client, args=(deaf.close,), name="deaf-client", daemon=True).start()
+        asking, self._asking = self._asking, None  # it may have lost the broker as well
+        for client in (deaf, asking):
+            if client is not None:
+                threading.Thread(target=close_client, args=(client.close,), name="deaf-client", daemon=True).start()
         where = [ClientPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
         self._change(self._consumer.incremental_assign, where, "assign")
         paused = [ClientPartition(*place) for place in self._positions.paused]
@@ -325,3 +333,5 @@ class KafkaReader:
     def close(self) -> None:
         self._closed = True
         close_client(self._consumer.close)
+        if self._asking is not None:
+            close_client(self._asking.close)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from sie_stream.edge import kafka_hearing
+from sie_stream.edge import kafka_hearing, kafka_reader
 from sie_stream.edge.broker import EmbeddedBroker
 from sie_stream.edge.kafka_log import KafkaPlainWriter, KafkaReader, KafkaTransactionalWriter
 from sie_stream.ids import TopicPartition
@@ -59,7 +62,16 @@ def test_it_goes_on_where_it_stood_and_can_still_commit(kafka: EmbeddedBroker) -
         one.close()
 
 
-def test_a_reader_with_nothing_to_read_keeps_its_client(kafka: EmbeddedBroker) -> None:
+def test_a_reader_with_nothing_to_read_keeps_its_client(kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it asks about its silence never makes its owner's poll wait."""
+    asked: list[object] = []
+    look_up = kafka_reader.list_offsets
+
+    def noted(client: Consumer, *more: Any) -> dict[TopicPartition, int]:
+        asked.append(client)
+        return look_up(client, *more)
+
+    monkeypatch.setattr(kafka_reader, "list_offsets", noted)
     KafkaAdmin(kafka.bootstrap_servers).ensure([TopicSpec("quiet", 1, {})])
     place = TopicPartition("quiet", 0)
     aborted = KafkaTransactionalWriter(kafka.bootstrap_servers, "quiet-id")
@@ -75,5 +87,7 @@ def test_a_reader_with_nothing_to_read_keeps_its_client(kafka: EmbeddedBroker) -
     for _ in range(60):
         assert reader.poll(100, 50) == []
     assert reader._consumer is client
+    assert asked
+    assert client not in asked
     for one in (aborted, reader):
         one.close()
