@@ -181,7 +181,7 @@ def test_seeking_reads_one_partition_again_and_disturbs_no_other(world: World) -
         reader.seek({TopicPartition(topic, 0): 1})
     world.write(topic, [b"13"], 1)
     found = world.collect(reader, 3)
-    assert sorted(values(found)) == [b"01", b"02", b"13"]
+    assert sorted(value or b"" for value in values(found)) == [b"01", b"02", b"13"]
 
 
 def test_an_error_of_the_owner_comes_out_of_poll(world: World) -> None:
