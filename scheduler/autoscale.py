@@ -302,11 +302,8 @@ def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> t
     now, wanted = load.at_ms, state.wanted
     bounded = min(max(wanted, policy.floor), policy.replicas_max)
     if bounded != wanted:
-        return (
-            bounded,
-            "bounds",
-            f"{wanted} -> {bounded}: {policy.floor} to {policy.replicas_max} replicas are allowed.",
-        )
+        allowed = f"{policy.floor} to {policy.replicas_max} replicas are allowed."
+        return bounded, "bounds", f"{wanted} -> {bounded}: {allowed}"
     asked = min(max(need.replicas + state.extra, policy.floor), policy.replicas_max)
     if wanted == 0:
         return _from_zero(policy, load, asked)
@@ -315,11 +312,7 @@ def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> t
         return wanted, "hold", f"Stays at {wanted}: {held}"
     if asked > wanted:
         if now < (ends := state.changed_ms + cooldown_ms(load.cold_start_ms)):
-            return (
-                wanted,
-                "hold",
-                f"Stays at {wanted}, {asked} are needed: cools down for {ends - now} ms more.",
-            )
+            return wanted, "hold", f"Stays at {wanted}, {asked} are needed: cools down for {ends - now} ms more."
         if state.demand.jump_per_s > state.demand.fast_per_s * JUMP_FACTOR:
             return wanted, "hold", f"Stays at {wanted}: arrivals jumped; the next observation tells how far."
         grown = min(asked, growth_limit(wanted, load.cold_start_ms))

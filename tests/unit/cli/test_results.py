@@ -75,7 +75,7 @@ def test_requests_that_were_shed_or_refused_end_produce_with_1_and_are_counted(
         future.set_result(structs.replace(result(name, 10), status=status))
         ended.append(Sent(name, future))
     client = SimpleNamespace(submit_many=lambda _requests: ended)
-    monkeypatch.setattr(stream, "Client", lambda _servers: nullcontext(client))
+    monkeypatch.setattr(stream, "Client", lambda _servers, **_options: nullcontext(client))
     shown = CliRunner().invoke(main.app, [*PRODUCE, "--wait", "-o", form])
     assert shown.exit_code == 1
     assert shown.stderr.splitlines()[-1] == "3 of 4 requests ended without an answer: 1 rejected, 2 shed"
