@@ -187,7 +187,8 @@ def test_what_cannot_fit_is_refused_by_its_length(kind: str) -> None:
         halves = ("a" * (size // 2), "a" * (size - size // 2))
         if kind == "messages":
             return TextInputs(messages=tuple(ChatMessage("user", half) for half in halves))
-        return TextInputs(**{kind: "".join(halves)})
+        text = "".join(halves)
+        return TextInputs(prompt=text) if kind == "prompt" else TextInputs(text=text)
 
     check_length(inputs(10 * CHARS_PER_TOKEN_MAX), 10, kind)
     check_length(inputs(11 * CHARS_PER_TOKEN_MAX), 0, kind)
