@@ -45,6 +45,9 @@ class DedupeWindow:
     def __len__(self) -> int:
         return len(self._slice_of)
 
+    def __contains__(self, request_id: str) -> bool:
+        return digest_of(request_id) in self._slice_of
+
     def seen(self, request_id: str, timestamp_ms: int) -> bool:
         """True if the id is remembered; otherwise remembers it as of `timestamp_ms` and returns False."""
         digest = digest_of(request_id)

@@ -27,8 +27,9 @@ NOT_TO_BE_HAD = (
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\x00-\x20\x7f?#\\]+")
 """No query and no fragment: what follows them can choose another object, or hold a secret that results repeat."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_HIDDEN = re.compile(r"%(2e|2f|5c|25|00)", re.IGNORECASE)
-"""A dot, a slash, a backslash, a percent sign or a zero, written so that only the server sees it."""
+_HIDDEN = re.compile(r"%(2e|2f|5c|25|00|3b|c0|c1)", re.IGNORECASE)
+"""A dot, a slash, a backslash, a percent sign, a zero or a semicolon, written so that only the server sees it; c0 and
+c1 begin a longer form of any of them."""
 
 
 def parse_prefixes(text: str) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ def _wrong_with(url: str) -> str:
     shown = f"{url[:URL_CHARS_MAX]!r}"
     if len(url) > URL_CHARS_MAX:
         return f"has more than {URL_CHARS_MAX} characters"
-    if not _URL.fullmatch(url):
+    if not _URL.fullmatch(url) or not url.isprintable():  # results repeat it, and people read them on terminals
         return f"{shown} must be like s3://bucket/name or file:///folder/name, without ? # \\ and spaces"
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
@@ -108,9 +109,14 @@ def _wrong_with(url: str) -> str:
         if parts[0]:
             return f"{shown} must have three slashes: file:///folder/name"
         parts = parts[1:]
-    if not all(parts) or any(part in (".", "..") for part in parts) or _HIDDEN.search(rest):
+    if not all(parts) or any(_leads_up(part) for part in parts) or _HIDDEN.search(rest):
         return f"{shown} must have no empty part and none that is . or .. (also not written with %)"
     return ""
+
+
+def _leads_up(part: str) -> bool:
+    """Servers drop what follows a semicolon before they look at the dots."""
+    return part.partition(";")[0] in (".", "..")
 
 
 def _not_allowed(ref: InputsRef, prefixes: Sequence[str]) -> str:

@@ -161,7 +161,7 @@ class IngressMachine:
                     topic = record.topic
                     bound = self.routes.bound(group_batch.group, topic)
                 if batch.held and (topic, record.partition) in batch.held:
-                    self._look_ahead(record, bound)
+                    self._look_ahead(record, bound, batch.now_ms)
                 else:
                     self._one_or_held(record, bound, batch)
             offsets.append((group_batch.group, _positions(group_batch, batch.held)))
@@ -179,16 +179,24 @@ class IngressMachine:
             del batch.remembered[known:]
             batch.held[record.topic, record.partition] = record.offset
 
-    def _look_ahead(self, record: LogRecord, bound: Bound | None) -> None:
-        """References behind a waiting one are read at the same time, not one after the other."""
+    def _look_ahead(self, record: LogRecord, bound: Bound | None, now_ms: int) -> None:
+        """References behind a waiting one are read at the same time, not one after the other. Those of requests that
+        will end without them are not read at all."""
         try:
             if bound is None:
                 request, _ = decode_request(record, self._limits)
             else:
                 request, _ = decode_bound(record, bound, self._limits)
+            if request.inputs_ref is None:
+                return
+            check_fields(request, self._limits)
+            route = self.routes.by_model(request.model) or self.routes.find(request.model, request.instance)[0]
+            check_deadline(record, request, route.row, now_ms)
         except InvalidRequest:
             return  # said when its turn comes
-        self._references.prepare(request)
+        given = request.request_id or header_request_id(record)
+        if not given or (given if bound is None else window_key(given, bound.instance)) not in self.window:
+            self._references.prepare(request)
 
     def _remember(self, event: WindowRead) -> None:
         bound = self.routes.bound(event.group, event.topic) if event.topic != self._requests else None

@@ -75,7 +75,7 @@ class References:
     def prepare(self, request: InferenceRequest) -> None:
         """Begin to read what a request needs that stands behind a waiting one."""
         ref = request.inputs_ref
-        if ref is None or self._prepared >= AHEAD_MAX:
+        if ref is None or self._prepared >= AHEAD_MAX or bytes(request.inputs) not in EMPTY:
             return
         try:
             check_reference(ref, self._places, self._bytes_max)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from processors.ingress.decode import HEADER_BYTES_MAX, check_depth
 from processors.ingress.routes import CompiledRoute, RouteTable
 from processors.ingress.rules import Content
-from processors.tokenise import TextInputs, check_context, text_tokens
+from processors.tokenise import TextInputs, check_context, check_length, text_tokens
 from schemas import codec
 from sie_stream.admission import Quotas
 from sie_stream.control import RouteRow, VariantRow
@@ -176,9 +176,11 @@ class WorkBuilder:
             raise InvalidRequest(
                 "missing_field", f"inputs have no text for model {route.row.model!r}: give one of {fields}.", "inputs"
             )
+        field = "inputs.messages" if texts.messages else f"inputs.{route.text_field}"
+        if route.generates:
+            check_length(texts, route.row.context_tokens_max, field)
         token_ids = text_tokens(tokeniser, texts)
         if token_ids is not None:
-            field = "inputs.messages" if texts.messages else f"inputs.{route.text_field}"
             check_context(token_ids, route.row.context_tokens_max, route.generates, field)
         return token_ids
 

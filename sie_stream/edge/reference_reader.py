@@ -19,12 +19,12 @@ some come back."""
 
 
 class _Entry:
-    __slots__ = ("answered", "began_ms", "outcome", "ref", "running", "wanted_ms")
+    __slots__ = ("answered", "asked", "began_ms", "outcome", "ref", "running", "wanted_ms")
 
     def __init__(self, ref: InputsRef) -> None:
         self.ref = ref
         self.began_ms = self.wanted_ms = 0.0
-        self.running = self.answered = False
+        self.running = self.asked = self.answered = False
         self.outcome: bytes | InvalidRequest | None = None
 
 
@@ -45,6 +45,9 @@ class ReferenceReader:
     in a store cannot be ended: it is left behind, and another takes its place. A store that let `at_once` readings in a
     row hang is left alone for two timeouts, and what is asked of it fails at once: else each of its references would
     hold the requests behind it for a timeout. One that is only slow makes them wait.
+
+    What was asked for holds a partition, so it goes before what was only prepared, and takes its room when there is
+    none: what is prepared may stand behind it, and would never be taken while it waits.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class ReferenceReader:
         self._at_once = at_once
         self._bytes_max = bytes_max
         self._entries: dict[InputsRef, _Entry] = {}
-        self._waiting: dict[InputsRef, _Entry] = {}
+        self._asked: dict[InputsRef, _Entry] = {}
+        """Waiting to be read because somebody asked; `_ahead`: only prepared."""
+        self._ahead: dict[InputsRef, _Entry] = {}
         self._silent: dict[str, _Silence] = {}
         self._queue: SimpleQueue[_Entry] = SimpleQueue()
         self._changed = threading.Condition()
@@ -73,8 +78,9 @@ class ReferenceReader:
     def ask(self, ref: InputsRef) -> bytes | InvalidRequest | None:
         with self._changed:
             entry = self._entry(ref)
-            if entry.running and self._clock.monotonic_ms() - entry.began_ms >= self._timeout_ms:
-                self._give_up(entry)
+            entry.asked = True
+            if self._ahead.pop(ref, None):
+                self._asked[ref] = entry
             self._start_more()
             entry.answered = entry.outcome is not None
             if not entry.answered:
@@ -93,37 +99,54 @@ class ReferenceReader:
                 stale = entry.wanted_ms < stale_ms and not entry.running
                 if entry.answered or stale:
                     del self._entries[ref]
-                    self._waiting.pop(ref, None)
-            if self._waiting:
-                self._start_more()
+                    self._asked.pop(ref, None)
+                    self._ahead.pop(ref, None)
+            self._start_more()
 
     def _entry(self, ref: InputsRef) -> _Entry:
         entry = self._entries.get(ref)
         if entry is None:
-            entry = self._entries[ref] = self._waiting[ref] = _Entry(ref)
+            entry = self._entries[ref] = self._ahead[ref] = _Entry(ref)
         entry.wanted_ms = self._clock.monotonic_ms()
         return entry
 
     def _start_more(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        held = sum(len(entry.outcome) for entry in self._entries.values() if isinstance(entry.outcome, bytes))
+        self._give_up_overdue(now_ms)
         running_max = max(0, min(self._at_once, self._at_once + HUNG_MAX - self._hung))
-        while self._waiting:
-            entry = next(iter(self._waiting.values()))
+        while waiting := self._asked or self._ahead:
+            entry = next(iter(waiting.values()))
             if self._silence(entry.ref).until_ms > now_ms or not running_max:
-                del self._waiting[entry.ref]
+                del waiting[entry.ref]
                 entry.outcome = _left_alone(entry.ref)
                 continue
-            no_room = (held or self._running) and held + (self._running + 1) * self._bytes_max > ROOM_BYTES
-            if no_room or self._running >= running_max:
+            if self._running >= running_max or not self._has_room(entry):
                 return
-            del self._waiting[entry.ref]
+            del waiting[entry.ref]
             entry.running, entry.began_ms = True, now_ms
             self._running += 1
             if self._threads < self._running:
                 self._threads += 1
                 threading.Thread(target=self._work, name="references", daemon=True).start()
             self._queue.put(entry)
+
+    def _has_room(self, entry: _Entry) -> bool:
+        held = {ref: len(one.outcome) for ref, one in self._entries.items() if isinstance(one.outcome, bytes)}
+        size = sum(held.values())
+        limit = ROOM_BYTES - (self._running + 1) * self._bytes_max
+        prepared = [ref for ref in held if not self._entries[ref].asked]
+        if entry.asked and (size - sum(held[ref] for ref in prepared) <= limit or not self._running):
+            while size > limit and prepared:
+                ref = prepared.pop()
+                size -= held[ref]
+                del self._entries[ref]  # read again when its turn comes
+        return size <= limit or not (size or self._running)
+
+    def _give_up_overdue(self, now_ms: float) -> None:
+        """Also those that nobody asks for any more: they would keep the places of others for ever."""
+        for entry in self._entries.values():
+            if entry.running and now_ms - entry.began_ms >= self._timeout_ms:
+                self._give_up(entry)
 
     def _silence(self, ref: InputsRef) -> _Silence:
         return self._silent.setdefault("/".join(ref.url.split("/", 3)[:3]), _Silence())

@@ -4,10 +4,12 @@ of the store's package), never ours.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from os.path import dirname, realpath
+from os.path import dirname, isfile, realpath, samestat
+from stat import S_ISREG
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +22,8 @@ from sie_stream.records import InputsRef
 from sie_stream.references import FIELD, check_content, check_reference, place_of, too_large
 
 CHUNK_BYTES = 1024 * 1024
+REPLACED_MAX = 5
+"""A file may be replaced while it is opened, also by the same bytes, so it is looked at again."""
 
 
 class StoreUnavailable(SieError):
@@ -78,11 +82,23 @@ def describe(url: str, bytes_max: int) -> InputsRef:
 def _bytes_of(ref: InputsRef, places: Sequence[str], bytes_max: int) -> bytes:
     """At most one byte more than allowed, whatever the store says of its size."""
     files, path = url_to_fs(ref.url, **_options(ref.url))
-    if isinstance(files, LocalFileSystem):
-        path = _inside(ref, path, places)
-        if files.info(path)["type"] != "file":  # a pipe or a device would be read for ever
-            raise InvalidRequest("reference_missing", f"{ref.url} is no file.", FIELD)
-    return _up_to(files, path, bytes_max + 1)
+    if not isinstance(files, LocalFileSystem):
+        return _up_to(files, path, bytes_max + 1)
+    for _ in range(REPLACED_MAX):
+        real = _inside(ref, path, places)
+        if not isfile(real):  # a pipe or a device would be read for ever
+            raise InvalidRequest("reference_missing", f"there is no file {ref.url}.", FIELD)
+        with open(real, "rb", opener=_without_waiting) as file:
+            # Whoever may write there can put a link or a pipe in its place between the look and the opening.
+            opened = os.fstat(file.fileno())
+            if S_ISREG(opened.st_mode) and samestat(opened, os.lstat(_inside(ref, path, places))):
+                return file.read(bytes_max + 1)
+    raise StoreUnavailable(f"{ref.url} is replaced again and again")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a pipe would wait for somebody to write to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _up_to(files: fsspec.AbstractFileSystem, path: str, size: int) -> bytes:

@@ -123,6 +123,24 @@ def test_a_reference_that_is_not_there_yet_holds_its_partition_only() -> None:
     assert ingress.counts.duplicates == 0, "what was held was never taken up"
 
 
+def test_what_ends_without_its_inputs_is_not_prepared() -> None:
+    contents = with_contents(done=INPUTS)
+    ingress = machine(route(), contents=contents, reference_prefixes=PLACE)
+    take_up(ingress, record(asked("done", request_id="done"), 0))
+    found = take_up(
+        ingress,
+        record(asked("late"), 1),
+        record(asked("repeat", request_id="done"), 2),
+        record(asked("unknown", model="nine"), 3),
+        record(asked("expired", deadline_ms=1), 4),
+        record(asked("both", inputs={"x": 1}), 5),
+        record(asked("next"), 6),
+        now_ms=NOW_MS + 1,
+    )
+    assert found.batch.held
+    assert contents.prepared == [PLACE + "next"]
+
+
 def test_a_partition_held_at_its_first_record_commits_nothing() -> None:
     ingress = machine(route(), contents=Contents(), reference_prefixes=PLACE)
     found = take_up(ingress, record(asked(), 5), record(body(), 6))

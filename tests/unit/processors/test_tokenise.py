@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from processors.tokenise import TextInputs, TokenCache, Tokeniser, check_context, text_tokens
+from processors.tokenise import (
+    CHARS_PER_TOKEN_MAX,
+    ChatMessage,
+    TextInputs,
+    TokenCache,
+    Tokeniser,
+    check_context,
+    check_length,
+    text_tokens,
+)
 from sie_stream.edge.tokenizer import LoadedTokenizer, TokenizerStore, safe_separators
 from sie_stream.errors import ConfigError, InvalidRequest
 from tests.unit.processors.kit import Encoders, body, machine, record, route, take_up
@@ -170,6 +179,34 @@ def test_context_leaves_room_for_an_answer() -> None:
         with pytest.raises(InvalidRequest) as refusal:
             check_context((1,) * size, 10, generates, "inputs.prompt")
         assert refusal.value.code == "context_too_long"
+
+
+@pytest.mark.parametrize("kind", ["prompt", "text", "messages"])
+def test_what_cannot_fit_is_refused_by_its_length(kind: str) -> None:
+    def inputs(size: int) -> TextInputs:
+        halves = ("a" * (size // 2), "a" * (size - size // 2))
+        if kind == "messages":
+            return TextInputs(messages=tuple(ChatMessage("user", half) for half in halves))
+        text = "".join(halves)
+        return TextInputs(prompt=text) if kind == "prompt" else TextInputs(text=text)
+
+    check_length(inputs(10 * CHARS_PER_TOKEN_MAX), 10, kind)
+    check_length(inputs(11 * CHARS_PER_TOKEN_MAX), 0, kind)
+    with pytest.raises(InvalidRequest) as refusal:
+        check_length(inputs(10 * CHARS_PER_TOKEN_MAX + 1), 10, kind)
+    assert (refusal.value.code, refusal.value.field) == ("context_too_long", kind)
+    check_length(TextInputs(text=("a" * 99_999,)), 1, kind)
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenised() -> None:
+    schema = {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]}
+    row = route("chat", service_type="text-generation", input_schema=schema, tokenizer="t.json", context_tokens_max=6)
+    ingress = machine(row, encoders=Encoders({"t.json": loaded(WORD_PIECE)}))
+    made = ingress.routes.token_cache.counts
+    prompt = "fox " * (2 * CHARS_PER_TOKEN_MAX)
+    error = take_up(ingress, record(body(model="chat", inputs={"prompt": prompt}))).results[0].error
+    assert error is not None
+    assert (error.code, error.field, made.tokens_made) == ("context_too_long", "inputs.prompt", 0)
 
 
 def test_lists_of_texts_are_left_to_the_engine() -> None:

@@ -14,7 +14,8 @@ from tests.waiting import wait_until
 class Store:
     """Answers when it is let; by name of the object."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0) -> None:
+        self._size = size
         self.started: list[str] = []
         self._gates: dict[str, threading.Event] = {}
 
@@ -26,7 +27,7 @@ class Store:
         assert self.gate(ref.url).wait(60)
         if ref.url == "missing":
             raise InvalidRequest("reference_missing", "gone", "inputs_ref")
-        return ref.url.encode()
+        return ref.url.encode().ljust(self._size)
 
 
 def refs(*urls: str) -> list[InputsRef]:
@@ -94,13 +95,15 @@ def test_one_that_hangs_is_given_up_and_its_place_taken() -> None:
 def test_waiting_for_others_is_no_hanging() -> None:
     store, clock = Store(), SimClock()
     contents = reader(store, clock, at_once=1)
-    first, second = refs("s3://a/first", "s3://a/second")
-    contents.prepare(first)
-    assert contents.ask(second) is None
-    clock.advance(5_000)
-    store.gate(first.url).set()
-    store.gate(second.url).set()
-    assert wait_until(lambda: contents.ask(second), "the second") == second.url.encode()
+    asked = refs("s3://a/first", "s3://a/second", "s3://a/third")
+    for ref in asked:
+        assert contents.ask(ref) is None
+    for number, ref in enumerate(asked[:2], start=1):
+        clock.advance(900)
+        store.gate(ref.url).set()
+        wait_until(lambda number=number: len(store.started) > number, "the next")
+    store.gate(asked[2].url).set()
+    assert wait_until(lambda: contents.ask(asked[2]), "the third") == asked[2].url.encode()
 
 
 def test_a_store_that_hangs_is_left_alone_for_a_while() -> None:
@@ -113,8 +116,7 @@ def test_a_store_that_hangs_is_left_alone_for_a_while() -> None:
     wait_until(lambda: len(store.started) == 2, "both readings")
     clock.advance(1_000)
     assert [code(contents.ask(ref)) for ref in asked[:2]] == ["reference_timeout"] * 2
-    assert contents.ask(asked[2]) is None, "began when the first was given up"
-    assert {code(contents.ask(ref)) for ref in asked[3:]} == {"reference_unavailable"}
+    assert {code(contents.ask(ref)) for ref in asked[2:]} == {"reference_unavailable"}
     store.gate(other.url).set()
     assert wait_until(lambda: contents.ask(other), "what another store has") == other.url.encode()
     contents.settled()
@@ -176,6 +178,55 @@ def test_bytes_that_nobody_took_hold_others_back() -> None:
         store.gate(gate).set()
     for ref in asked:
         wait_until(lambda ref=ref: contents.ask(ref), "its object")
+
+
+def test_what_is_asked_for_goes_before_what_is_prepared() -> None:
+    store, clock = Store(), SimClock()
+    contents = reader(store, clock, at_once=1)
+    prepared, (asked,) = refs("a", "b", "c"), refs("asked")
+    for ref in prepared:
+        contents.prepare(ref)
+    assert contents.ask(asked) is None
+    store.gate("a").set()
+    wait_until(lambda: len(store.started) == 2, "the second reading")
+    assert store.started == ["a", "asked"]
+    for gate in ("asked", "b", "c"):
+        store.gate(gate).set()
+
+
+def test_what_is_prepared_gives_its_room_to_what_is_asked_for() -> None:
+    """It may stand behind it in a partition that goes back, and be wanted at every turn: nobody would take it."""
+    store, clock = Store(size=ROOM_BYTES // 2), SimClock()
+    contents = reader(store, clock, at_once=8, bytes_max=ROOM_BYTES // 2)
+    behind, (asked,) = refs("a", "b"), refs("asked")
+    for gate in ("a", "b", "asked"):
+        store.gate(gate).set()
+    for ref in behind:
+        contents.prepare(ref)
+
+    def there() -> object:
+        found = contents.ask(asked)
+        for ref in behind:
+            contents.prepare(ref)
+        return found
+
+    wait_until(lambda: len(store.started) == 2, "what is behind")
+    assert wait_until(there, "what is asked for")
+
+
+def test_what_hangs_and_nobody_asks_for_gives_its_place_back() -> None:
+    """Its partition went to another process, or its request ends without being read."""
+    store, clock = Store(), SimClock()
+    contents = reader(store, clock, at_once=2)
+    hanging, (asked,) = refs("s3://a/1", "s3://a/2"), refs("s3://b/1")
+    for ref in hanging:
+        contents.prepare(ref)
+    wait_until(lambda: len(store.started) == 2, "both readings")
+    clock.advance(1_000)
+    store.gate(asked.url).set()
+    assert wait_until(lambda: contents.ask(asked), "what another store has") == asked.url.encode()
+    for ref in hanging:
+        store.gate(ref.url).set()
 
 
 def test_what_nobody_wants_any_more_is_forgotten() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
+from sie_stream.edge import reference_store
 from sie_stream.edge.reference_store import StoreUnavailable, describe, put, read
 from sie_stream.errors import ConfigError, InvalidRequest
 from sie_stream.records import InputsRef
@@ -45,7 +45,9 @@ def test_what_is_no_file_is_missing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     place = place_of(str(tmp_path))
-    for name in ("folder", "pipe", "nothing", "nothing/below"):
+    (tmp_path / "a.json").write_bytes(CONTENT)
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("folder", "pipe", "nothing", "nothing/below", "a.json/below", "loop", "a" * 300):
         assert refusal(place + name, place).code == "reference_missing"
 
 
@@ -61,6 +63,41 @@ def test_links_do_not_lead_out(tmp_path: Path) -> None:
     assert refusal(f"{place}link.json", place).code == "reference_not_allowed"
     assert refusal(f"{place}folder/a.json", place).code == "reference_not_allowed"
     assert read(InputsRef(f"{place}good.json", DIGEST), (place,), 1_000) == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "the same"])
+def test_a_file_that_is_replaced_between_look_and_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whoever may send references may often write to their place, too."""
+    inside, outside = tmp_path / "in", tmp_path / "out.json"
+    inside.mkdir()
+    outside.write_bytes(CONTENT)
+    path, isfile = inside / "a.json", reference_store.isfile
+    path.write_bytes(CONTENT)
+    looks: list[str] = []
+
+    def look_and_replace(real: str) -> bool:
+        found = isfile(real)
+        looks.append(real)
+        if len(looks) == 1:
+            path.unlink()
+            match kind:
+                case "link":
+                    path.symlink_to(outside)
+                case "pipe":
+                    os.mkfifo(path)
+                case _:
+                    path.write_bytes(CONTENT)
+        return found
+
+    monkeypatch.setattr(reference_store, "isfile", look_and_replace)
+    place = place_of(str(inside))
+    if kind == "the same":
+        assert read(InputsRef(f"{place}a.json", DIGEST), (place,), 1_000) == CONTENT
+    else:
+        expected = {"link": "reference_not_allowed", "pipe": "reference_missing"}
+        assert refusal(f"{place}a.json", place).code == expected[kind]
 
 
 def test_a_place_may_be_a_link_itself(tmp_path: Path) -> None:
@@ -85,7 +122,7 @@ def test_a_file_that_may_not_be_opened_is_unavailable(tmp_path: Path, monkeypatc
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.json").write_bytes(CONTENT)
-    monkeypatch.setattr(LocalFileSystem, "open", broken)
+    monkeypatch.setattr(os, "open", broken)
     place = place_of(str(tmp_path))
     found = refusal(f"{place}a.json", place)
     assert (found.code, "PermissionError" in found.message) == ("reference_unavailable", True)
