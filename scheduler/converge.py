@@ -72,14 +72,16 @@ def _may_place(step: Step, model: ModelState) -> bool:
         model.try_at_ms = model.retry_at_ms
         return False
     returned = any(_is_live(step.state, worker) for worker in model.lost_workers)
-    if returned or not model.lost_workers or step.now_ms >= model.wait_until_ms or not _serving(step.state, model):
+    # One that is cordoned would come back to nothing new.
+    awaited = [worker for worker in model.lost_workers if worker not in step.state.cordons]
+    if returned or not awaited or step.now_ms >= model.wait_until_ms or not _serving(step.state, model):
         return True
     model.try_at_ms = model.wait_until_ms
     if waited_until != model.wait_until_ms:
         step.decide(
             "replacement_deferred",
             model.model,
-            f"It still serves, so {', '.join(model.lost_workers)} may come back first.",
+            f"It still serves, so {', '.join(awaited)} may come back first.",
             chosen={"wait_ms": model.wait_until_ms - step.now_ms, "missing": _missing(model)},
             do_nothing="A replica would be loaded elsewhere, and the worker would come back to nothing.",
         )

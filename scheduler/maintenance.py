@@ -25,6 +25,7 @@ def cordon_worker(step: Step, record: CordonWorker) -> None:
         _refuse(step, record.worker, f"It is {found.phase} already.", record.actor)
         return
     step.state.cordons[record.worker] = Cordon("cordoned", step.now_ms, record.actor)
+    _await_no_more(step, record.worker)
     step.decide(
         "worker_cordoned",
         record.worker,
@@ -50,6 +51,7 @@ def drain_worker(step: Step, record: DrainWorker) -> None:
     step.state.cordons[record.worker] = Cordon("draining", step.now_ms, record.actor)
     for model in step.state.models.values():
         _set_leaving(step, model, record.worker)
+    _await_no_more(step, record.worker)
     step.decide(
         "worker_draining",
         record.worker,
@@ -91,9 +93,24 @@ def say_drained(step: Step) -> None:
         step.decide(
             "worker_drained",
             worker,
-            "It holds no replica and no partition; it can be stopped without anybody noticing.",
+            _drained_because(step, worker),
             chosen={"actor": cordon.actor, "took_ms": step.now_ms - cordon.since_ms},
         )
+
+
+def _drained_because(step: Step, worker: str) -> str:
+    """What a worker lost was taken away, not handed over: whoever asked for the drain has to know."""
+    found = step.state.workers.get(worker)
+    if found is not None and found.status in ("lost", "fenced"):
+        return "It was lost, and what it held was taken from it, not handed over; it holds nothing now."
+    return "It holds no replica and no partition; it can be stopped without anybody noticing."
+
+
+def _await_no_more(step: Step, worker: str) -> None:
+    """Models that wait for it to come back wait in vain: it would get nothing new."""
+    for model in step.state.models.values():
+        if worker in model.lost_workers:
+            step.look_at(model)
 
 
 def _set_leaving(step: Step, model: ModelState, worker: str) -> None:

@@ -206,32 +206,46 @@ def _own(row: InstanceRow) -> list[ReplicaRow]:
 
 
 class NotServing(NotReady):
-    """Models that were accepted and do not serve: `left` by name, `older` those of them with a version that goes on."""
+    """Models that were accepted and do not serve as declared: `left` by name, `older` those of them with a version
+    that goes on, `partly` those with some of the replicas.
+    """
 
-    def __init__(self, message: str, left: Sequence[str], older: Collection[str] = ()) -> None:
+    def __init__(
+        self, message: str, left: Sequence[str], older: Collection[str] = (), partly: Collection[str] = ()
+    ) -> None:
         super().__init__(message)
         self.left = tuple(left)
         self.older = tuple(older)
+        self.partly = tuple(partly)
 
 
-def stays_declared(left: Sequence[str], older: Collection[str] = ()) -> str:
+def stays_declared(left: Sequence[str], older: Collection[str] = (), partly: Collection[str] = ()) -> str:
     """What becomes of accepted declarations that nobody waits for any more, and how to take them back."""
     name = left[0] if len(left) == 1 else "MODEL"
     text = f"{'It stays' if len(left) == 1 else 'They stay'} declared: `sie-stream describe {name}` shows why, "
     text += f"`sie-stream delete {name}` removes it"
     if older:
         return f"{text} with the version that goes on serving; to go back to that one, apply its declaration again."
+    if partly:
+        return f"{text} with the replicas that serve; to take the change back, apply the declaration of before."
     return f"{text}; `sie-stream apply` again waits on, and tries anew what was given up."
 
 
 def _not_serving(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -> NotServing:
     older = [name for name in left if name in states and _older(states[name])]
-    return NotServing(why_not(left, states, what), left, older)
+    partly = [name for name in left if name in states and _serves_partly(states[name])]
+    return NotServing(why_not(left, states, what), left, older, partly)
 
 
 def _older(row: InstanceRow) -> set[str]:
     """Versions of before that serve meanwhile."""
     return {own.version for own in _own(row) if own.state == "ready" and own.generation != row.generation}
+
+
+def _serves_partly(row: InstanceRow) -> str:
+    """With how many of its replicas what was applied serves meanwhile, as a sentence; empty: it does not."""
+    ready = sum(own.state == "ready" and own.generation == row.generation for own in _own(row))
+    return f"It serves with {ready} of {row.replicas_wanted} replicas." if 0 < ready < row.replicas_wanted else ""
 
 
 def wait_ready(
@@ -287,6 +301,6 @@ def why_not(left: Sequence[str], states: Mapping[str, InstanceRow], what: str) -
             lines.append(f"  {name}: unknown to the scheduler")
             continue
         older = _older(row)
-        serves = f" Version {', '.join(sorted(older))} goes on serving." if older else ""
-        lines.append(f"  {name} {row.version}: {row.status} {row.message}{serves}")
+        serves = f"Version {', '.join(sorted(older))} goes on serving." if older else _serves_partly(row)
+        lines.append(f"  {name} {row.version}: {row.status} {row.message} {serves}".rstrip())
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from scheduler.state import ClusterState, ModelState
 from sie_stream.cli.ask import NotReady, ask, of_kind, show_answer
 from sie_stream.cli.output import BootstrapOption, OutputFormat, OutputOption, error_console
 from sie_stream.cli.workers import cluster_state
@@ -72,7 +73,7 @@ def drain(
         try:
             done = ask(connection, [command], [worker], of_kind({"worker_drained", TAKEN_BACK, IGNORED}), timeout_s)[0]
         except NotReady as late:
-            raise NotReady(_what_is_left(connection, worker, timeout_s)) from late
+            raise NotReady(what_is_left(cluster_state(connection), worker, timeout_s)) from late
     _tell(done, output, {IGNORED, TAKEN_BACK})
 
 
@@ -86,13 +87,23 @@ def _tell(decision: Decision, output: OutputFormat, refusals: Collection[str] = 
     show_answer(decision, output, [f"{decision.subject}: {state}. {decision.reason}"], refusals)
 
 
-def _what_is_left(connection: Connection, worker: str, timeout_s: float) -> str:
-    left = [
-        f"{model.model} ({model.message or 'its replacement is not ready yet'})"
-        for model in cluster_state(connection).models.values()
-        if any(replica.worker == worker for replica in model.replicas)
-    ]
+def what_is_left(state: ClusterState, worker: str, timeout_s: float) -> str:
+    """What a draining worker still holds, and what each of it waits for."""
+    found = [(model.model, _waits_for(state, model, worker)) for model in state.models.values()]
+    left = [f"{name} ({why})" for name, why in found if why]
     return (
-        f"{worker} still holds {len(left)} models after {timeout_s:.0f} s: {', '.join(left[:5])}. It goes on draining; "
-        f"`sie-stream uncordon {worker}` takes that back."
+        f"{worker} still holds {len(left)} {'model' if len(left) == 1 else 'models'} after {timeout_s:.0f} s: "
+        f"{', '.join(left[:5])}. It goes on draining; `sie-stream uncordon {worker}` takes that back."
     )
+
+
+def _waits_for(state: ClusterState, model: ModelState, worker: str) -> str:
+    """Why the worker still holds something of the model; empty when it does not."""
+    if any(replica.worker == worker and replica.state != "draining" for replica in model.replicas):
+        return model.message or "its replacement is not ready yet"
+    held = sum(partition.owner is not None and partition.owner.worker == worker for partition in model.partitions)
+    if not held and not any(replica.worker == worker for replica in model.replicas):
+        return ""
+    if state.workers[worker].status == "lost":
+        return "it is lost, and its fence is awaited"
+    return f"{held} {'partition is' if held == 1 else 'partitions are'} asked back: it ends what runs first"

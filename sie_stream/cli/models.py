@@ -96,7 +96,7 @@ def _wait(connection: Connection, wanted: Mapping[str, int], timeout_s: float) -
             task = progress.add_task("ready", total=len(wanted))
             wait_ready(connection, wanted, timeout_s, lambda count: progress.update(task, completed=count), nothing)
     except NotServing as late:
-        raise NotReady(f"{late}\n{stays_declared(late.left, late.older)}") from None
+        raise NotReady(f"{late}\n{stays_declared(late.left, late.older, late.partly)}") from None
     except KeyboardInterrupt:
         tell(f"No longer waiting for {', '.join(sorted(wanted)[:8])}. {stays_declared(tuple(wanted))}")
         raise

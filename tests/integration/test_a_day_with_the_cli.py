@@ -215,7 +215,7 @@ def test_a_lone_worker_cannot_be_drained_and_what_it_holds_is_said(shell: Shell)
     assert "cordoned" in shell.run("cordon", "worker-0")
     assert "Did you mean 'worker-0'" in shell.run("cordon", "worker-9", code=1)
     said = shell.run("drain", "worker-0", "--timeout", "3", code=1)
-    assert f"still holds 1 models after 3 s: {MODEL}" in said
+    assert f"still holds 1 model after 3 s: {MODEL}" in said
     assert shell.json("get", "workers")[0]["service"] == "draining"
     assert shell.json("uncordon", "worker-0")["kind"] == "worker_uncordoned"
     assert shell.json("get", "workers")[0]["service"] == "in service"

@@ -8,8 +8,9 @@ import pytest
 
 from scheduler.limits import RETRIES_MAX
 from schemas.codec import encode_row
-from sie_stream.cli import models
+from sie_stream.cli import declare, models
 from sie_stream.cli.ask import NotReady, ask, of_kind
+from sie_stream.cli.declare import stays_declared
 from sie_stream.control import DeleteModel, InstanceRow
 from sie_stream.edge.connection import Connection
 from sie_stream.ids import TopicPartition
@@ -70,6 +71,18 @@ def test_it_is_said_that_delete_removes_the_version_that_goes_on_serving_too() -
     assert "could not be loaded" in text
     assert "`sie-stream delete churn` removes it with the version that goes on serving" in text
     assert "to go back to that one, apply its declaration again" in text
+
+
+def test_a_model_that_lacks_a_replica_is_told_as_one_that_serves() -> None:
+    """Otherwise it reads as if nothing of it answered, and the advice to delete it as harmless."""
+    cluster = running()
+    cluster.apply(spec_json(replicas={"min": 3, "max": 3}))
+    cluster.make_ready()
+    found = declare._not_serving(["churn"], {"churn": cluster.row("instances", INSTANCE, InstanceRow)}, "not ready:")
+    text = f"{found}\n{stays_declared(found.left, found.older, found.partly)}"
+    assert "It serves with 2 of 3 replicas." in text
+    assert "`sie-stream delete churn` removes it with the replicas that serve" in text
+    assert "to take the change back, apply the declaration of before" in text
 
 
 def test_whoever_presses_ctrl_c_is_told_what_stays_behind(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.leaving import leaves_because
 from scheduler.state import ReplicaState
-from sie_stream.control import CordonWorker, DrainWorker, InstanceRow, UncordonWorker, WorkerLeft
+from sie_stream.control import CordonWorker, DrainWorker, InstanceRow, UncordonWorker, WorkerExited, WorkerLeft
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, joined, kinds, running, spec_json
 
 ALIVE = (("w0", "a"), ("w1", "b"))
@@ -129,3 +129,41 @@ def test_only_a_drained_worker_is_given_as_the_reason_why_a_replica_leaves() -> 
     assert leaves_because(state, model, model.replicas[0]) == "1 replica is wanted"
     cluster.append(DrainWorker("w0", "ana"))
     assert leaves_because(state, model, model.replicas[0]) == "w0 is being drained"
+
+
+def two_of_three() -> Cluster:
+    """Replicas on w0 and w1, and a free w2."""
+    cluster = Cluster()
+    cluster.lead()
+    for worker in ("w0", "w1", "w2"):
+        cluster.append(joined(worker, "a"))
+    cluster.apply(spec_json(replicas={"min": 2, "max": 2}))
+    cluster.make_ready()
+    return cluster
+
+
+def test_a_lost_worker_that_is_cordoned_is_not_awaited() -> None:
+    cluster = two_of_three()
+    cluster.append(CordonWorker("w0", "ana"))
+    cluster.fence(cluster.append(WorkerExited("w0", "a", 1, "up")))
+    assert not decisions(cluster.commands, "replacement_deferred")
+    assert replicas(cluster) == [("w1", "ready"), ("w2", "loading")]
+
+
+def test_a_lost_worker_is_awaited_no_more_once_it_is_out_of_service() -> None:
+    for order in (CordonWorker("w0", "ana"), DrainWorker("w0", "ana")):
+        cluster = two_of_three()
+        cluster.fence(cluster.append(WorkerExited("w0", "a", 1, "up")))
+        assert decisions(cluster.commands, "replacement_deferred")
+        assert replicas(cluster) == [("w1", "ready")]
+        assert "replica_placed" in kinds(cluster.append(order))
+        assert replicas(cluster) == [("w1", "ready"), ("w2", "loading")]
+
+
+def test_a_drain_that_ends_with_the_loss_of_its_worker_says_so() -> None:
+    cluster = running()
+    cluster.append(DrainWorker("w0", "ana"))
+    cluster.fence(cluster.append(WorkerExited("w0", "a", 1, "up")))
+    [drained] = decisions(cluster.commands, "worker_drained")
+    assert "taken from it, not handed over" in drained.reason
+    assert "without anybody noticing" not in drained.reason
