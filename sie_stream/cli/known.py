@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from sie_stream.decisions import Decision
+from sie_stream.decisions import Decision, place_of
 from sie_stream.edge.tables import latest_values
 from sie_stream.errors import ConfigError, did_you_mean
 from sie_stream.ids import TopicNames, instance_id
@@ -37,4 +37,4 @@ def names_in(decisions: Iterable[Decision]) -> set[str]:
         names |= {part for place in places for part in (place, place.partition("/")[0])}
         models = {move.model for move in decision.moves if move.model}
         names |= models | {instance_id(model) for model in models}
-    return names - {""}
+    return {name for name in names if name and place_of(name) is None}  # what is undone is named by its id

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from schemas.codec import encode_decision
 from sie_stream.cli import decisions, failures, main, stream
+from sie_stream.cli.known import names_in
 from sie_stream.decisions import Decision, Move
 from sie_stream.errors import ConfigError
 from sie_stream.records import LogWrite
@@ -93,3 +94,9 @@ def test_an_unknown_status_is_told_with_those_that_exist(run: Run) -> None:
     assert shown.exit_code == 2
     assert "allowed ok, rejected, expired, shed, failed." in " ".join(shown.output.split())
     assert "Did you mean 'failed'?" in shown.output
+
+
+def test_ids_of_undone_decisions_are_no_names() -> None:
+    """Sorted before every model, they would be all that is told of what is known."""
+    refused = Decision("d-3-0", "undo_refused", "d-1-0", "-", 3, NOW_MS, {}, undoes="d-1-0")
+    assert names_in([refused]) == set()
