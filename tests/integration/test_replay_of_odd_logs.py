@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from schemas.catalog import schema_text
+from schemas.catalog import BY_ID, released_text
 from schemas.codec import decode_result, decode_work
 from schemas.registry_table import Registration, registration_write
 from sie_stream.edge.broker import EmbeddedBroker
@@ -63,7 +63,7 @@ def test_every_form_of_request_between_aborted_transactions(kafka: EmbeddedBroke
         ]
     )
     here.writer.flush(PATIENCE_MS)
-    released = json.loads(schema_text("InferenceRequest"))
+    released = json.loads(released_text(BY_ID[1]))  # as clients of the first release write it
     requests, event_ms = here.names.requests, now_ms() - 48 * HOUR_MS
 
     def send(first: int, inputs: dict[str, float] | None = None) -> None:

@@ -11,6 +11,7 @@ from gpu_worker.edge.work_reader import AGAIN_MS, WorkReader
 from sie_stream.edge.broker import EmbeddedBroker
 from sie_stream.edge.clock import SystemClock
 from sie_stream.edge.kafka_log import KafkaPlainWriter
+from sie_stream.errors import Retriable
 from sie_stream.ids import TopicNames, TopicPartition
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogRecord, LogWrite
@@ -30,10 +31,17 @@ class Bench:
         self.names = names
         self.writer = KafkaPlainWriter(bootstrap, without_waiting=(names.wakeups,))
         self.reader = WorkReader(bootstrap, names, {}, self.writer, SystemClock(), FETCH_WAIT_MS)
-        assert self.reader.poll(10, 0) == []  # as a worker does: before anything is assigned
+        wait_until(self._listens, "the topics of the signs")  # as a worker does: before anything is assigned
         self.write(OTHER)
         self.reader.assign({QUIET: 0})
         wait_until(lambda: self.reader.poll(10, 100) == [] and self.reader.position(QUIET) == 0, "the first fetch")
+
+    def _listens(self) -> bool:
+        try:
+            assert self.reader.poll(10, 0) == []
+        except Retriable:  # topics that were made a moment ago have no leader yet; a worker's loop polls again, too
+            return False
+        return bool(self.reader._signs)
 
     def write(self, place: TopicPartition) -> None:
         self.writer.write([LogWrite(place.topic, b"x", None, place.partition)])
