@@ -33,7 +33,7 @@ from sie_stream.control import ApplyModel
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.stop import Interrupted, StopFlag
 from sie_stream.errors import SieError
-from sie_stream.spec import Gates, ModelSpec, Replicas, Rollout, to_json
+from sie_stream.spec import Gates, ModelSpec, Rollout, to_json
 
 MODEL = "wine-rf"
 SWAPPED = ("alcalinity_of_ash", "magnesium")
@@ -94,16 +94,6 @@ class Grown:
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()
-
-
-def replicas_for(workers: int) -> Replicas:
-    """As one would have for a model that matters: on two workers, the new version beside the old one on each.
-
-    With one replica the new version would be a second worker's first work, and its transactions, which cost the same
-    for one record as for many, would be what the stable traffic notices.
-    """
-    count = min(2, workers)
-    return Replicas(min=count, max=count)
 
 
 def _same(_spec: ModelSpec, _grown: Grown) -> dict[str, Any]:
@@ -185,7 +175,6 @@ class Canary:
         self._deadline = time.monotonic() + TOTAL_S
         models_dir = Path(cluster.settings.models_dir).absolute()
         [(spec, folder)] = load_specs(models_dir / MODEL / "model-spec.yaml")
-        spec = spec.model_copy(update={"replicas": replicas_for(self._cluster.layout.workers)})
         grown = Grown(folder, cluster.state_dir / "grown")
         try:
             apply_specs(cluster.connection, [(spec, folder)], 60.0, lambda _: None, self._tick)

@@ -1,7 +1,7 @@
 """Scenario `rollout`: what a good rollout does to the p99 of the stable traffic.
 
 Calm, rollout, calm, rollout, ..., calm: each rollout is held against the calm before and after it, so that a machine
-that slows down by itself slows both. At the rate, and with the replicas, that `sie-stream demo-canary` would choose.
+that slows down by itself slows both. At the rate that `sie-stream demo-canary` would choose here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from sie_stream.cli.canary_load import SETTLE_S, Load, try_rates
 from sie_stream.cli.canary_rate import RATES, rate_with_room
 from sie_stream.cli.cluster import Layout
 from sie_stream.cli.declare import apply_specs, load_specs, with_absolute_paths
-from sie_stream.cli.demo_canary import replicas_for
 from sie_stream.cli.rollout import followed
 from sie_stream.cli.rollout_view import history_rows
 from sie_stream.control import ApplyModel
@@ -27,7 +26,6 @@ from tests.bench.workload import MODELS_DIR
 from tests.bench.world import READY_S, Engine, engine, wait, world
 
 MODEL = "wine-rf"
-WORKERS = 2
 WARM_S, WARM_S_QUICK = 60.0, 5.0
 CALM_S, CALM_S_QUICK = 30.0, 6.0
 ROLLOUTS, ROLLOUTS_QUICK = 6, 1
@@ -37,9 +35,8 @@ ANSWERED_S = 20.0
 
 def run(quick: bool) -> dict[str, float]:
     rollouts = ROLLOUTS_QUICK if quick else ROLLOUTS
-    with world("steady") as here, engine(here, Layout(workers=WORKERS)) as sie:
+    with world("steady") as here, engine(here, Layout(workers=2)) as sie:
         spec, folder = load_specs(MODELS_DIR / MODEL / "model-spec.yaml")[0]
-        spec = spec.model_copy(update={"replicas": replicas_for(WORKERS)})
         apply_specs(sie.cluster.connection, [(spec, folder)], READY_S, lambda count: None, sie.cluster.watch)
         rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
         with Load(sie.cluster.connection, MODEL, rows) as load:
