@@ -14,22 +14,6 @@ logger = logging.getLogger("sie_stream.kafka")
 """librdkafka's own messages and everything this adapter notices and survives."""
 
 
-def _fencing_is_no_alarm(record: logging.LogRecord) -> bool:
-    """librdkafka calls fencing fatal. It is how another one takes over: the process that was fenced says so itself."""
-    if record.levelno > logging.INFO and any(word in record.getMessage() for word in FENCED_WORDS):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-    return True
-
-
-FENCED_WORDS = (
-    "_FENCED",
-    "PRODUCER_FENCED",
-    "INVALID_PRODUCER_EPOCH",
-    "fenced by a newer instance",
-    "newer producer with",
-)
-logger.addFilter(_fencing_is_no_alarm)
-
 FENCED_CODES = frozenset(
     (
         KafkaError._FENCED,
@@ -38,6 +22,18 @@ FENCED_CODES = frozenset(
         KafkaError.FENCED_INSTANCE_ID,
     )
 )
+FENCED_WORDS = tuple(sorted(KafkaError(code).str() for code in FENCED_CODES))
+"""As librdkafka's messages tell of them."""
+
+
+def _fencing_is_no_alarm(record: logging.LogRecord) -> bool:
+    """librdkafka calls fencing fatal. It is how another one takes over: the process that was fenced says so itself."""
+    if record.levelno > logging.INFO and any(word in record.getMessage() for word in FENCED_WORDS):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+logger.addFilter(_fencing_is_no_alarm)
 STATIC_MEMBER_FENCED = "fenced by other consumer"
 """A consumer's fatal error hides its cause in the text; this is FENCED_INSTANCE_ID."""
 TOO_LARGE_CODES = frozenset(
