@@ -120,7 +120,7 @@ def why_not(model: ModelState, rollout: RolloutState, order: str) -> str:
     if order == "resume" and not rollout.paused:
         return f"The rollout of {rollout.version} is not paused: it is {rollout.phase}."
     if order == "promote" and rollout.bypassed:
-        return f"No replica of {rollout.version} is ready: its keys go to {rollout.version_before} until one is."
+        return f"{rollout.version} lost its replicas: its keys go to {rollout.version_before} until it has them again."
     if order == "promote" and rollout.phase == "loading":
         return (
             f"No replica of {rollout.version} is ready yet, so no key can go to it. `sie-stream rollout status "

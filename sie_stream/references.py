@@ -18,9 +18,14 @@ from sie_stream.records import InputsRef
 
 FIELD = "inputs_ref"
 URL_CHARS_MAX = 1_024
-NOT_TO_BE_HAD = (
-    *("reference_missing", "reference_mismatch", "reference_not_allowed"),
-    *("reference_timeout", "reference_unavailable"),
+NOT_TO_BE_HAD = frozenset(
+    (
+        "reference_missing",
+        "reference_mismatch",
+        "reference_not_allowed",
+        "reference_timeout",
+        "reference_unavailable",
+    )
 )
 """The bytes that were meant cannot be read, any more or by this process."""
 

@@ -182,6 +182,8 @@ class IngressMachine:
     def _look_ahead(self, record: LogRecord, bound: Bound | None, now_ms: int) -> None:
         """References behind a waiting one are read at the same time, not one after the other. Those of requests that
         will end without them are not read at all."""
+        if not self._references.look_ahead():
+            return
         try:
             if bound is None:
                 request, _ = decode_request(record, self._limits)

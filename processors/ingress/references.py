@@ -20,7 +20,7 @@ from sie_stream.settings import Settings
 BATCH_BYTES_MAX = 32 * 1024 * 1024
 """Inputs behind references in one transaction; one more may begin below it."""
 AHEAD_MAX = 256
-"""References behind a waiting one that are prepared in one turn."""
+"""Records behind waiting ones that are looked at in one turn: they come again with the next, and cost each time."""
 EMPTY = (b"{}", b"null", b"")
 
 
@@ -52,10 +52,10 @@ class References:
         self._bytes_max = settings.reference_bytes_max
         self._contents = contents
         self._taken = 0
-        self._prepared = 0
+        self._looked = 0
 
     def begin_batch(self) -> None:
-        self._taken = self._prepared = 0
+        self._taken = self._looked = 0
 
     def resolved(self, request: InferenceRequest) -> InferenceRequest:
         """The request with its inputs. Raises NotYet, or InvalidRequest when they are not to be had."""
@@ -72,16 +72,20 @@ class References:
         self._taken += len(found)
         return replace(request, inputs=Raw(found))
 
+    def look_ahead(self) -> bool:
+        """Whether one more record behind a waiting one is to be looked at."""
+        self._looked += 1
+        return self._looked <= AHEAD_MAX
+
     def prepare(self, request: InferenceRequest) -> None:
         """Begin to read what a request needs that stands behind a waiting one."""
         ref = request.inputs_ref
-        if ref is None or self._prepared >= AHEAD_MAX or bytes(request.inputs) not in EMPTY:
+        if ref is None or bytes(request.inputs) not in EMPTY:
             return
         try:
             check_reference(ref, self._places, self._bytes_max)
         except InvalidRequest:
             return  # said when its turn comes
-        self._prepared += 1
         self._contents.prepare(ref)
 
 

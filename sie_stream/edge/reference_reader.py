@@ -41,10 +41,11 @@ class _Silence:
 class ReferenceReader:
     """Implements ports.Contents.
 
-    `read` raises InvalidRequest; what else it raises is a fault. `timeout_ms` is for one reading. A thread that hangs
-    in a store cannot be ended: it is left behind, and another takes its place. A store that let `at_once` readings in a
-    row hang is left alone for two timeouts, and what is asked of it fails at once: else each of its references would
-    hold the requests behind it for a timeout. One that is only slow makes them wait.
+    `read` raises InvalidRequest; what else it raises is a fault: it ends the request, and the thread with a traceback.
+    `timeout_ms` is for one reading. A thread that hangs in a store cannot be ended: it is left behind, and another
+    takes its place. A store that let `at_once` readings in a row hang is left alone for two timeouts, and what is asked
+    of it fails at once: else each of its references would hold the requests behind it for a timeout. One that is only
+    slow makes them wait.
 
     What was asked for holds a partition, so it goes before what was only prepared, and takes its room when there is
     none: what is prepared may stand behind it, and would never be taken while it waits.
@@ -175,17 +176,35 @@ class ReferenceReader:
                 outcome: bytes | InvalidRequest = self._read(entry.ref)
             except InvalidRequest as refusal:
                 outcome = refusal
-            with self._changed:
-                if not entry.running:  # given up; its place is another's
-                    self._hung -= 1
-                    return
-                entry.running = False
-                entry.outcome = outcome
-                self._silence(entry.ref).count = 0
-                self._running -= 1
-                self._finished += 1
-                self._start_more()
-                self._changed.notify_all()
+            except BaseException:
+                if self._ended(entry, _failed(entry.ref)):
+                    with self._changed:
+                        self._threads -= 1
+                        self._start_more()
+                raise
+            if not self._ended(entry, outcome):
+                return
+
+    def _ended(self, entry: _Entry, outcome: bytes | InvalidRequest) -> bool:
+        """False when it was given up before, and another thread has the place of this one."""
+        with self._changed:
+            if not entry.running:
+                self._hung -= 1
+                return False
+            entry.running = False
+            entry.outcome = outcome
+            self._silence(entry.ref).count = 0
+            self._running -= 1
+            self._finished += 1
+            self._start_more()
+            self._changed.notify_all()
+            return True
+
+
+def _failed(ref: InputsRef) -> InvalidRequest:
+    return InvalidRequest(
+        "reference_unavailable", f"{ref.url} was not read: reading it failed; ingress logs why.", FIELD
+    )
 
 
 def _left_alone(ref: InputsRef) -> InvalidRequest:

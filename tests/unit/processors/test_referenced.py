@@ -182,11 +182,14 @@ def test_one_transaction_holds_only_so_many_bytes() -> None:
     assert found.batch.held
 
 
-def test_only_so_many_are_prepared_in_one_turn() -> None:
+def test_only_so_many_are_looked_at_behind_a_waiting_one() -> None:
+    """Whatever they hold: a partition that waits comes again every few milliseconds with all that stands behind."""
     contents = Contents()
     ingress = machine(route(), contents=contents, reference_prefixes=PLACE)
-    take_up(ingress, *(record(asked(str(number)), number) for number in range(AHEAD_MAX + 10)))
-    assert len(contents.prepared) == AHEAD_MAX
+    first = [asked("waits"), *[body(x=1)] * 100]
+    values = [*first, *(asked(str(number)) for number in range(AHEAD_MAX))]
+    take_up(ingress, *(record(value, number) for number, value in enumerate(values)))
+    assert len(contents.prepared) == AHEAD_MAX - 100
 
 
 def test_inputs_too_large_for_a_record_are_told_how_to_come() -> None:

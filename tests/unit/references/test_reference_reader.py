@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from sie_stream.edge.reference_reader import HUNG_MAX, ROOM_BYTES, ReferenceReader
 from sie_stream.errors import InvalidRequest
 from sie_stream.records import InputsRef
@@ -242,3 +244,17 @@ def test_what_nobody_wants_any_more_is_forgotten() -> None:
     store.gate("a").clear()
     assert contents.ask(ref) is None
     store.gate("a").set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_ends_its_request_and_the_next_are_read() -> None:
+    def read(ref: InputsRef) -> bytes:
+        if ref.url.startswith("bad"):
+            raise RuntimeError("a fault")
+        return ref.url.encode()
+
+    contents = ReferenceReader(read, SimClock(), 1_000, 1, 1_000)
+    for number in range(HUNG_MAX + 2):
+        (bad,) = refs(f"bad{number}")
+        assert code(wait_until(lambda bad=bad: contents.ask(bad), "the refusal")) == "reference_unavailable"
+    assert wait_until(lambda: contents.ask(refs("good")[0]), "the object") == b"good"
