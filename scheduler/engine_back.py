@@ -15,7 +15,7 @@ def engine_key(device: str, backend: str) -> str:
 def back_again(step: Step, model: ModelState, replica: ReplicaState, record: ReplicaReady) -> None:
     """Nothing is new but that it answers: it kept its place and its partitions."""
     assert replica.down is not None, replica
-    down, replica.down = replica.down, None
+    down, replica.down, replica.back_ms = replica.down, None, step.now_ms
     took_ms = step.now_ms - down.since_ms
     step.decide(
         "replica_ready",

@@ -52,6 +52,11 @@ ENGINE_DEATHS_MAX = 3
 ENGINE_DEATHS_MS = 60_000
 """An engine that ended so often within this time, for nothing that is to blame, gives its replicas up."""
 
+ENGINE_AWAY_MS = 10_000
+"""A version whose engines load again for longer than this is bypassed, and its keys come back when an engine has stood
+for as long: what killed it may be among the requests that it runs first.
+"""
+
 UNSTABLE_CALM_MS = 600_000
 """A model that left an unstable engine leaves no other one within this time: it may be the model itself."""
 

@@ -20,6 +20,7 @@ from msgspec import Raw, Struct, structs
 
 from scheduler.actors import named, named_first
 from scheduler.latency_gates import LatencyWindow, StableLatency
+from scheduler.rollout_seen import Seen
 from scheduler.verdicts import GateLimits, GateResult, as_numbers, in_words
 from sie_stream.rollout_records import VariantRule, VariantStats
 from sie_stream.routing import Range
@@ -141,31 +142,6 @@ class RolloutState(Struct, frozen=True):
     def part_of(self, replicas: int) -> int:
         """Replicas that the next share needs, where all keys have so many."""
         return max(1, math.ceil(replicas * self.next_share / FULL))
-
-
-class Seen(Struct, frozen=True):
-    """The cluster as far as this rollout is concerned."""
-
-    ready: int
-    """Replicas of the new version that serve its own topic."""
-    wanted: int
-    """Replicas that the next share needs."""
-    given_up: bool
-    """Its replicas failed more often than they are retried; while adopting, those of the model itself."""
-    golden: str = ""
-    """What golden requests found wrong; empty: nothing."""
-    failure: str = ""
-    """The last failure of a replica, for people."""
-    no_room: str = ""
-    """Why a replica of the new version has no place; empty: all have one."""
-    deleted: bool = False
-    """The model is being deleted."""
-    adopted: bool = False
-    """The model itself serves the new version with all its replicas."""
-    old_ready: int = 0
-    """Replicas of the version before that can take all keys back at once."""
-    stable_ready: int = 0
-    """Replicas that serve the model's own topic, of whatever generation."""
 
 
 class Said(Struct, frozen=True):

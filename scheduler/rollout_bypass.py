@@ -4,13 +4,18 @@ Its worker died, say: whoever asks must not wait for another place while replica
 buckets stay in the plan: the same keys come back as soon as the new version has the replicas that its share needs, and
 the step is held anew. What waits in its own topic is answered by it. That its worker died says nothing about the
 version, so nothing is rolled back for it; whether its replicas are given up is judged as ever.
+
+An engine that ended alone is back in seconds, so its keys wait for it. Only one that is away for longer is gone round,
+and then its keys come back when it has stood for a while (`ENGINE_AWAY_MS`): a request that kills it is among the first
+that it runs again, from its own topic, and keys must not go to and fro with each of its deaths.
 """
 
 from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.rollout import RolloutState, Said, Seen
+from scheduler.rollout import RolloutState, Said
+from scheduler.rollout_seen import Seen
 
 
 def bypass(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said] | None:
@@ -38,7 +43,8 @@ def _round(state: RolloutState, seen: Seen) -> tuple[RolloutState, Said]:
 
 
 def _why(seen: Seen) -> str:
-    return f" ({seen.no_room})" if seen.no_room else ""
+    why = seen.no_room or seen.away
+    return f" ({why})" if why else ""
 
 
 def _back(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said]:

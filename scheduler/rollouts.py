@@ -5,8 +5,6 @@ The decisions about one rollout are in rollout.py and gates.py; here they meet t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import structs
 
 from scheduler.actors import named
@@ -21,7 +19,6 @@ from scheduler.rollout import (
     Plan,
     RolloutState,
     Said,
-    Seen,
     advance,
     ended,
     paused,
@@ -30,15 +27,15 @@ from scheduler.rollout import (
 )
 from scheduler.rollout_back import ignored, undo
 from scheduler.rollout_bypass import bypass
+from scheduler.rollout_fleet import old_ready, seen_of
 from scheduler.rollout_plan import compared, plan_of, shares_of, taking_over
 from scheduler.rollout_windows import add_window
-from scheduler.state import ROLLOUTS_KEPT, ModelState, ReplicaState
+from scheduler.state import ROLLOUTS_KEPT, ModelState
 from scheduler.step import Step
 from scheduler.variants import (
     end_unit,
     ranges_of,
     rescue_unit,
-    serves_alone,
     start_unit,
     take_over,
     unit_of,
@@ -57,8 +54,6 @@ CANARY = "canary"
 WINDOW_MS_MAX = 10 * 60_000
 WINDOW_AHEAD_MS = 60_000
 """How far the clocks of results and of this log may differ."""
-GOLDEN = "golden_mismatch"
-"""Code of a replica that did not answer its golden requests as declared."""
 VARIANT_CHARS_MAX = 16
 
 
@@ -237,11 +232,11 @@ def _order(step: Step, model: ModelState, rollout: RolloutState, record: Rollout
             after = resumed(rollout, step.now_ms)
             said = Said("rollout_resumed", f"Resumed by {actor}: {rollout.version} goes on from {at}, held anew.")
         case "promote":
-            moved = promoted(rollout, _seen(step, model, rollout), record.actor, step.now_ms)
+            moved = promoted(rollout, seen_of(step, model, rollout), record.actor, step.now_ms)
             if moved is not None and len(model.rollouts) == 1:  # it is to get all keys
                 after, said = moved
         case "abort" | "undo":
-            if rollout.phase != "adopting" or _old_ready(step, model):
+            if rollout.phase != "adopting" or old_ready(step, model):
                 after = ended(rollout, "aborted", f"Aborted by {actor}.", step.now_ms)
                 said = Said("rollout_aborted", f"Aborted by {actor}: no key goes to {rollout.version} any more.")
     if after is None:
@@ -290,42 +285,10 @@ def _follow(step: Step, model: ModelState, rollout: RolloutState) -> None:
         if unit.status == "accepted" and unit.replicas_wanted < wanted:
             unit.replicas_wanted = wanted
             step.look_at(unit)
-    seen = _seen(step, model, rollout)
+    seen = seen_of(step, model, rollout)
     after, said = bypass(rollout, seen, step.now_ms) or advance(rollout, seen, step.now_ms)
     if after is not rollout:
         _become(step, model, rollout, after, said)
-
-
-def _seen(step: Step, model: ModelState, rollout: RolloutState) -> Seen:
-    unit = unit_of(step.state, model.model, rollout.variant)
-    if unit is None:
-        return Seen(ready=0, wanted=1, given_up=False, deleted=True)
-    ready = _ready(step, unit.present())
-    loads = model if rollout.phase == "adopting" else unit
-    message = loads.message
-    # A stable version that lacks replicas for want of room asks no more of the new one than it has itself.
-    has = len(model.present()) if model.unplaced else model.replicas_wanted
-    return Seen(
-        ready=len(ready) if unit.topic_ready else 0,
-        wanted=min(unit.replicas_wanted, rollout.part_of(has)),
-        no_room=" ".join(unit.unplaced).removesuffix("."),
-        given_up=loads.failures > RETRIES_MAX,
-        golden=message if loads.failures and f" {GOLDEN}: " in message else "",
-        failure=message,
-        deleted=model.status == "deleting",
-        adopted=serves_alone(model, rollout.version) and model.routed_generation == model.generation,
-        old_ready=len(_old_ready(step, model)),
-        stable_ready=len(_ready(step, model.replicas)),
-    )
-
-
-def _old_ready(step: Step, model: ModelState) -> list[ReplicaState]:
-    """Replicas of the version before that still hold the model's own topic, while it takes another version over."""
-    return _ready(step, model.older())
-
-
-def _ready(step: Step, replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
-    return [r for r in replicas if r.state == "ready" and step.state.takes_work(r.worker, r.incarnation)]
 
 
 def _become(step: Step, model: ModelState, before: RolloutState, after: RolloutState, said: Said | None) -> None:

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct, field
 
 from scheduler.autoscale import ScalePolicy, ScaleState
 from scheduler.busy import Busy
-from scheduler.limits import LOAD_GRACE_MS, NEVER_MS, UNSTABLE_CALM_MS
+from scheduler.limits import ENGINE_AWAY_MS, LOAD_GRACE_MS, NEVER_MS, UNSTABLE_CALM_MS
 from scheduler.partitions import PartitionState, ReplicaKey
 from scheduler.plans import PlanUnderWay
 from scheduler.rollout import RolloutState
@@ -60,6 +60,8 @@ class ReplicaState(Struct):
     """Its engine ended, and it is not back yet. It keeps its partitions."""
     precision: str = ""
     """What its weights are loaded in; empty: what backend.config says."""
+    back_ms: int = -ENGINE_AWAY_MS
+    """When its engine came back last; the default: it never ended."""
 
     @property
     def awaited(self) -> bool:

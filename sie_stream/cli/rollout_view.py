@@ -42,7 +42,7 @@ def _under_way(state: ClusterState, model: str) -> Iterator[tuple[ModelState, Ro
 
 def _row(state: ClusterState, model: ModelState, rollout: RolloutState) -> dict[str, Any]:
     unit = state.models.get(variant_unit(model.model, rollout.variant))
-    ready = sum(replica.state == "ready" for replica in unit.replicas) if unit else 0
+    ready = sum(replica.state == "ready" and not replica.awaited for replica in unit.replicas) if unit else 0
     waits = [] if unit is None else [unit.message]
     phase = SHADOW if rollout.shadow else rollout.phase
     note = rollout.holding or " ".join(filter(None, waits))

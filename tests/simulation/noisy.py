@@ -12,7 +12,8 @@ from functools import cache
 
 from msgspec import Raw, Struct
 
-from scheduler.rollout import Plan, RolloutState, Seen, advance
+from scheduler.rollout import Plan, RolloutState, advance
+from scheduler.rollout_seen import Seen
 from scheduler.rollout_windows import add_window
 from scheduler.verdicts import GateLimits
 from sie_stream.rollout_records import VariantStats, VariantWindow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw, structs
 
-from scheduler.rollout import Seen
 from scheduler.rollout_bypass import bypass
+from scheduler.rollout_seen import Seen
 from scheduler.state import from_bytes, to_bytes
 from sie_stream.cli.rollout_view import status_rows
 from sie_stream.commands import RolloutOrder, StartRollout
