@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.declarations import drop_if_over
+from scheduler.drops import drop_if_over
 from scheduler.evidence import came, memory_changes, partition_moves, went
 from scheduler.leaving import drain_leaving, leaves_because, let_surplus_go, stay_after_all
 from scheduler.limits import RETRIES_MAX

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from scheduler.actors import named
+from scheduler.drops import nobody_serves
 from scheduler.elastic import redeclare
-from scheduler.evidence import memory_changes, went
 from scheduler.launches import Accepted, accept, claimed_name
 from scheduler.limits import (
-    DELETE_GIVE_UP_MS,
     DELETE_LINGER_MS,
     RETRIES_MAX,
     TOPIC_TIMEOUT_MS,
@@ -17,7 +16,6 @@ from scheduler.limits import (
 )
 from scheduler.partitions import PartitionState, wanted_again
 from scheduler.redeclared import keeps_replicas, take_over_as_is
-from scheduler.rollout_past import remember
 from scheduler.state import NEVER_MS, ModelState
 from scheduler.step import Step
 from sie_stream.control import ApplyModel, DeleteModel, TopicEnsured, TopicFailed
@@ -198,8 +196,8 @@ def _apply_again(step: Step, model: ModelState, actor: str) -> None:
 def delete_model(step: Step, record: DeleteModel) -> None:
     """The route goes at once; the model goes on serving until what is in its topic is worked off.
 
-    What nobody can work off (see `drop_if_over`) stays there, with the committed offsets, until retention ends: it is
-    worked off when the model is applied again before that.
+    What nobody can work off (see drops.py) stays there, with the committed offsets, until retention ends: it is worked
+    off when the model is applied again before that.
     """
     model = step.state.models.get(record.model) if base_of(record.model) == record.model else None
     if model is None or model.status == "deleting":
@@ -216,7 +214,7 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     model.published_route = None
     model.route_wait = None
     model.routed_generation = 0
-    nobody = _nobody_serves(model)
+    nobody = nobody_serves(model)
     model.message = f"deleted; {nobody[0].lower()}{nobody[1:]}" if nobody else "deleted; works off what is in its topic"
     rest = (
         f"{nobody}: unless that changes within {DELETE_LINGER_MS} ms, requests in its topic have no result until it is "
@@ -323,67 +321,3 @@ def drain_deleted(step: Step, model: ModelState) -> None:
     )
     step.touch("placements", model.model)
     step.look_at(model)
-
-
-def drop_if_over(step: Step, model: ModelState) -> None:
-    """Forget a deleted model that is worked off, or that nobody can work off: its replicas and its rows go."""
-    left = [partition for partition in model.partitions if not partition.drained]
-    if not left:
-        _drop(step, model, "All its partitions are worked off to their ends, so nothing of it is in work.", "none")
-        return
-    if model.replicas or any(partition.state != "free" for partition in left):
-        model.give_up_at_ms = NEVER_MS
-        return
-    if model.give_up_at_ms == NEVER_MS:
-        model.give_up_at_ms = step.now_ms + DELETE_GIVE_UP_MS
-    if nobody := _nobody_serves(model):
-        why = nobody
-    elif step.now_ms >= model.give_up_at_ms:
-        why = f"It has had no replica for {DELETE_GIVE_UP_MS} ms"
-    else:
-        return
-    _drop(
-        step,
-        model,
-        f"{why}, so nobody works off its topic. Requests left there have no result until it is applied again.",
-        ", ".join(str(partition.partition) for partition in left),
-    )
-
-
-def _nobody_serves(model: ModelState) -> str:
-    """Why waiting for a replica is of no use, as the start of a sentence; empty when one may come.
-
-    A model that had a place, served there or still loaded, may get it back: its worker may be starting again. One that
-    never had any would wait for a fleet that the person who deletes it does not have.
-    """
-    if model.replicas:
-        return ""
-    if model.failures > RETRIES_MAX:
-        return f"Its replicas were given up after {RETRIES_MAX} retries"
-    placed = "placed" in model.timings_ms or any(partition.epoch >= 0 for partition in model.partitions)
-    if model.unplaced and not placed:
-        return "No device can hold it, and no worker ever held its partitions"
-    return ""
-
-
-def _drop(step: Step, model: ModelState, why: str, left: str) -> None:
-    del step.state.models[model.model]
-    remember(step.state, model)
-    step.capacity_freed = True
-    step.decide(
-        "model_deleted",
-        model.model,
-        why,
-        moves=tuple(went(model.model, replica) for replica in model.replicas),
-        memory=memory_changes(step.state, removed=model.replicas),
-        chosen={
-            "version": model.version,
-            "replicas_unloaded": len(model.replicas),
-            "memory_bytes": sum(replica.memory_bytes for replica in model.replicas),
-            "topic_kept": model.route.topic,
-            "partitions_left": left,
-        },
-        do_nothing="It would stay listed as deleting, with its replicas.",
-    )
-    for table in ("placements", "instances", "models"):
-        step.touch(table, model.model)

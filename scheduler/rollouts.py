@@ -13,7 +13,6 @@ from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
 from scheduler.launches import Accepted, accept, claimed_name
 from scheduler.life import has_served
-from scheduler.limits import RETRIES_MAX
 from scheduler.rollout import (
     FULL,
     Plan,
@@ -29,13 +28,13 @@ from scheduler.rollout_back import ignored, undo
 from scheduler.rollout_bypass import bypass
 from scheduler.rollout_fleet import old_ready, seen_of
 from scheduler.rollout_plan import compared, plan_of, shares_of, taking_over
+from scheduler.rollout_rests import follow_unit, rest_in_words
 from scheduler.rollout_windows import add_window
 from scheduler.state import ROLLOUTS_KEPT, ModelState
 from scheduler.step import Step
 from scheduler.variants import (
     end_unit,
     ranges_of,
-    rescue_unit,
     start_unit,
     take_over,
     unit_of,
@@ -238,7 +237,9 @@ def _order(step: Step, model: ModelState, rollout: RolloutState, record: Rollout
         case "abort" | "undo":
             if rollout.phase != "adopting" or old_ready(step, model):
                 after = ended(rollout, "aborted", f"Aborted by {actor}.", step.now_ms)
-                said = Said("rollout_aborted", f"Aborted by {actor}: no key goes to {rollout.version} any more.")
+                rest = rest_in_words(model, unit_of(step.state, model.model, rollout.variant), rollout)
+                gone = f"Aborted by {actor}: no key goes to {rollout.version} any more.{rest}"
+                said = Said("rollout_aborted", gone)
     if after is None:
         ignored(step, record, why_not(model, rollout, record.order))
         return
@@ -273,7 +274,7 @@ def follow_rollouts(step: Step) -> None:
                 _follow(step, model, rollout)
         units = units_of(step.state, name)
         for unit in units:
-            _follow_unit(step, model, unit)
+            follow_unit(step, model, unit)
         if not units and (model is None or not model.rollouts):
             del step.state.rolling[name]
 
@@ -321,16 +322,7 @@ def _end(step: Step, model: ModelState, before: RolloutState, after: RolloutStat
     model.rollout_history = (*model.rollout_history, kept)[-ROLLOUTS_KEPT:]
     unit = unit_of(step.state, model.model, before.variant)
     if unit is not None:
-        end_unit(step, unit, had_traffic=before.phase != "loading")
-
-
-def _follow_unit(step: Step, model: ModelState | None, unit: ModelState) -> None:
-    """A unit whose own version is given up while requests wait in its topic gets the stable version to work it off."""
-    if unit.status == "accepted":
-        if model is None or not any(unit_of(step.state, model.model, name) is unit for name in model.rollouts):
-            end_unit(step, unit, had_traffic=True)
-    elif model is not None and unit.failures > RETRIES_MAX and unit.version != model.version:
-        rescue_unit(step, unit, accept(bytes(model.spec), step.settings.topics))
+        end_unit(step, unit, had_traffic=before.phase != "loading" or unit.owes)
 
 
 def _numbers(before: RolloutState, after: RolloutState) -> dict[str, str | int]:

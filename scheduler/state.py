@@ -217,6 +217,10 @@ class ModelState(Struct):
     """What `undo` can take back, the newest last; at most JOURNAL_MAX."""
     route_changed: bool = False
     """The declaration changed beneath its replicas, and the published route is that of before."""
+    owes: bool = False
+    """A variant whose topic may hold requests of a rollout that ended: also when it is rolled out anew."""
+    rest_waits: bool = False
+    """That these have nobody to work them off was said (see rollout_rests.py)."""
 
     @property
     def launch(self) -> ModelLaunch:

@@ -186,6 +186,7 @@ def end_unit(step: Step, unit: ModelState, had_traffic: bool) -> None:
     if unit.status == "deleting":
         return
     unit.status = "deleting"
+    unit.owes = had_traffic
     unit.delete_at_ms = step.now_ms + DELETE_LINGER_MS
     unit.message = "its rollout ended; works off what is in its topic"
     if not had_traffic:
