@@ -23,9 +23,11 @@ from sie_stream.cli.output import (
     console,
     show_json,
     show_rows,
+    show_text,
     with_examples,
 )
 from sie_stream.cli.rollout_follow import Changes, End, Watched, ends_of, from_there, under_way
+from sie_stream.cli.rollout_rests import counted_rests
 from sie_stream.cli.rollout_view import (
     HISTORY,
     history_rows,
@@ -111,6 +113,9 @@ def status(
 ) -> None:
     """What is rolled out now: every step with its share, samples and gates, and why it waits.
 
+    Requests that wait for a variant without a replica are counted below, also when its rollout ended; in JSON these are
+    rows of phase "rest".
+
     With --follow it ends with what was under way: exit code 0 when that completed, or when nothing was under way; 1
     when any was rolled back, aborted or refused.
 
@@ -125,10 +130,14 @@ def status(
     watched = under_way(state, model)
     if follow and watched:
         _follow(connection, state, model, watched, output)
-    elif output is OutputFormat.JSON:
-        show_json(status_rows(state, model))
-    else:
-        console.print(picture(state, model))
+        return
+    waiting = counted_rests(connection, state, model)
+    if output is OutputFormat.JSON:
+        show_json([*status_rows(state, model), *waiting])
+        return
+    console.print(picture(state, model))
+    for row in waiting:
+        show_text(f"{row['model']}, variant {row['variant']}: {row['note']}")
 
 
 def _follow(
