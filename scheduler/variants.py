@@ -42,7 +42,8 @@ def unit_of(state: ClusterState, model: str, variant: str) -> ModelState | None:
 
 
 def units_of(state: ClusterState, model: str) -> list[ModelState]:
-    return [unit for name, unit in state.models.items() if name != model and base_of(name) == model]
+    start = f"{model}."  # asked after every record: most names are sorted out by this alone
+    return [unit for name, unit in state.models.items() if name.startswith(start) and base_of(name) == model]
 
 
 # ---------------------------------------------------------------- the route
