@@ -119,6 +119,8 @@ def _hand_over(report: Report, output: OutputFormat, html: Path | None, parquet:
     files = [path if path is None or not report.partial else partial_name(path) for path in (html, parquet)]
     if files[0] is not None:
         files[0].write_text(report_page(report))
+    if html is not None and not report.partial:
+        partial_name(html).unlink(missing_ok=True)  # of a replay before this one; that of --parquet has become it
     if output is OutputFormat.JSON:
         return
     for path in files:

@@ -87,5 +87,14 @@ def test_a_whole_one_says_nothing_of_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["day.html"]
 
 
+def test_a_whole_page_takes_the_place_of_that_of_a_replay_that_was_stopped(tmp_path: Path) -> None:
+    page = tmp_path / "day.html"
+    with console.capture():
+        _hand_over(report(partial=True), OutputFormat.JSON, page, None)
+        _hand_over(report(partial=True), OutputFormat.JSON, tmp_path / "night.html", None)
+        _hand_over(report(partial=False), OutputFormat.JSON, page, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day.html", "night.partial.html"]
+
+
 def test_one_that_was_stopped_before_its_first_answer_compared_nothing() -> None:
     assert "Nothing compared." in report_page(report(partial=True, count=0))
