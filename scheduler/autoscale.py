@@ -26,6 +26,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from scheduler.counts import counted
 from scheduler.demand import Demand, Load, Need, forecast_per_s, need_of, observed
 from sie_stream.spec.model import ModelSpec, Tag
 
@@ -329,10 +330,11 @@ def _choice(policy: ScalePolicy, state: ScaleState, load: Load, need: Need) -> t
 def _from_zero(policy: ScalePolicy, load: Load, asked: int) -> tuple[int, Rule, str]:
     if load.waiting == 0 and load.arrivals == 0:
         return 0, "hold", "Stays at 0: nothing waits."
+    waits = counted(load.waiting, "request waits", "requests wait")
     grown = min(max(asked, 1), policy.replicas_max, growth_limit(0, load.cold_start_ms))
     if grown == 0:
-        return 0, "hold", f"Stays at 0, held down: {load.waiting} requests wait."
-    return grown, "from_zero", f"0 -> {grown}: {load.waiting} requests wait. {_cold(load)}"
+        return 0, "hold", f"Stays at 0, held down: {waits}."
+    return grown, "from_zero", f"0 -> {grown}: {waits}. {_cold(load)}"
 
 
 def _held(state: ScaleState, load: Load) -> str:
@@ -341,8 +343,8 @@ def _held(state: ScaleState, load: Load) -> str:
     if load.ready == state.wanted or taken_ms >= stuck_ms(load.cold_start_ms):
         return ""
     if load.ready < state.wanted:
-        return f"{load.ready} are ready and {load.loading} load, {taken_ms} ms after the last change."
-    return f"{load.ready - state.wanted} are still leaving, {taken_ms} ms after the last change."
+        return f"{load.ready} ready and {load.loading} loading, {taken_ms} ms after the last change."
+    return f"{load.ready - state.wanted} still leaving, {taken_ms} ms after the last change."
 
 
 def _outgrown(state: ScaleState, load: Load, need: Need) -> bool:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from scheduler.autoscale import ScalePolicy, decide, first_state
 from scheduler.busy import engines_on_one, noticed
+from scheduler.counts import replicas_in_words
 from scheduler.demand import Load
 from scheduler.direction import direct_traffic, shares_devices, slice_devices
 from scheduler.rebalance import want_rebalance, want_rebalance_soon
@@ -125,7 +126,7 @@ def scale(step: Step, model: ModelState, tally: LoadTally) -> None:
             "utilisation_bp": load.utilisation_bp,
             "window_ms": load.window_ms,
         },
-        do_nothing=f"It would stay at {decision.before} replicas.",
+        do_nothing=f"It would stay at {replicas_in_words(decision.before)}.",
     )
 
 

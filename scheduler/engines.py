@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from scheduler.counts import counted, replicas_in_words
 from scheduler.engine_back import engine_key
 from scheduler.evidence import stopped
 from scheduler.limits import ENGINE_DEATHS_MAX, ENGINE_DEATHS_MS, UNSTABLE_CALM_MS
@@ -38,6 +39,7 @@ def engine_lost(step: Step, record: EngineLost) -> None:
     worker.progress_ms = step.now_ms
     cause = shortened(record.cause or "no cause was given", VALUE_CHARS_MAX)
     requests = min(max(0, record.requests), REQUESTS_MAX)
+    held = counted(requests, "request that it held is", "requests that it held are")
     engine = _note_death(step, worker, record)
     touched: list[OnModel] = []
     named = frozenset((one.model, one.placement_epoch) for one in record.models)
@@ -52,8 +54,8 @@ def engine_lost(step: Step, record: EngineLost) -> None:
     step.decide(
         "engine_lost",
         f"{record.worker}/{record.device}",
-        f"The {record.backend} engine ended: {cause}. {record.worker} starts it again and loads its {len(touched)} "
-        f"replicas again; {requests} requests that it held are run again.",
+        f"The {record.backend} engine ended: {cause}. {record.worker} starts it again and loads its "
+        f"{replicas_in_words(len(touched))} again; {held} run again.",
         chosen={
             "worker": record.worker,
             "incarnation": record.incarnation,
@@ -147,7 +149,8 @@ def _move_off(step: Step, record: EngineLost, worker: WorkerState, engine: Engin
         "engine_unstable",
         f"{record.worker}/{record.device}",
         f"{why[0].upper()}{shortened(why[1:], TEXT_CHARS_MAX // 4)}. No single request or load was there each time. "
-        f"{len(moving)} of its {len(stay)} replicas fit elsewhere and move there.",
+        f"Of its {replicas_in_words(len(stay))} {counted(len(moving), 'fits', 'fit')} elsewhere and "
+        f"{'moves' if len(moving) == 1 else 'move'} there.",
         chosen={
             "worker": record.worker,
             "device": record.device,

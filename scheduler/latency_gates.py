@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, structs
 
+from scheduler.counts import counted
 from scheduler.verdicts import ALPHA, Z_ALPHA, GateLimits, GateResult, binomial_tail, short, verdict_of
 from sie_stream.rollout_records import Sketch
 from sie_stream.sketch import above, added, count_of, quantile, rank_bucket, upper_of
@@ -87,7 +88,8 @@ def _compared(found: GateResult, answers: int) -> GateResult:
     """A handful of answers of the stable version (it had no keys, and then those of a lost worker) is no p99."""
     if found.verdict != "breach" or answers >= CONTROL_MIN:
         return found
-    detail = f"{found.detail}; of the stable version {answers} answers are known, too few to compare with"
+    known = counted(answers, "answer is", "answers are")
+    detail = f"{found.detail}; of the stable version {known} known, too few to compare with"
     return structs.replace(found, verdict="unsure", detail=detail)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.counts import counted
 from scheduler.evidence import memory_changes, went
 from scheduler.fleet import WorkerEvent, may_commit, next_status, silence_ends_ms
 from scheduler.limits import FORGET_WORKER_MS, RECONNECT_MS, REPLACE_AFTER_MS
@@ -246,12 +247,13 @@ def _lose(step: Step, worker: WorkerState, because: str) -> None:
         for model in step.state.models.values()
         for partition in model.partitions
     )
+    partitions = counted(held, "partition", "partitions")
     step.decide(
         "worker_lost",
         worker.worker,
         f"{because[0].upper()}{because[1:]}.",
         chosen={"fence": worker.incarnation, "replicas": len(replicas), "partitions": held},
-        do_nothing=f"{held} partitions would stay with a process that may be dead, or wake up and commit.",
+        do_nothing=f"{partitions} would stay with a process that may be dead, or wake up and commit.",
         facts=(
             step.fact(worker.joined_offset, "WorkerJoined"),
             step.fact(worker.heard_offset, "WorkerHeartbeat"),

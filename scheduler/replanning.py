@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.counts import counted, replicas_in_words
 from scheduler.evidence import memory_changes, seat
 from scheduler.limits import PLAN_MS_MAX, plan_calm_ms
 from scheduler.move_plans import MovePlan, plan_room
@@ -81,9 +82,9 @@ def begin_plan(step: Step, found: MovePlan, purpose: Purpose) -> None:
     step.decide(
         "plan_started",
         subject,
-        f"No device has room for {wanted}, and moving {len(found.moves)} replicas makes some."
+        f"No device has room for {wanted}, and moving {replicas_in_words(len(found.moves))} makes some."
         if purpose == "room"
-        else f"Moving {len(found.moves)} replicas costs less than leaving the fleet as it is.",
+        else f"Moving {replicas_in_words(len(found.moves))} costs less than leaving the fleet as it is.",
         chosen={
             "purpose": purpose,
             "moves": len(found.moves),
@@ -246,7 +247,8 @@ def _end(step: Step, plan: PlanUnderWay) -> None:
     step.decide(
         "plan_ended",
         plan.decision,
-        f"Its {len(plan.moves)} moves are over." + (" What waited for the room is placed now." if plan.starts else ""),
+        f"Its {counted(len(plan.moves), 'move is', 'moves are')} over."
+        + (" What waited for the room is placed now." if plan.starts else ""),
         chosen={"purpose": plan.purpose, "moves": len(plan.moves)},
         facts=(step.fact(plan.offset, plan.kind),),
         took_ms=step.now_ms - plan.started_ms,

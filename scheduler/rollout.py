@@ -19,6 +19,7 @@ from typing import Literal
 from msgspec import Raw, Struct, structs
 
 from scheduler.actors import named, named_first
+from scheduler.counts import counted, replicas_in_words
 from scheduler.latency_gates import LatencyWindow, StableLatency
 from scheduler.rollout_seen import Seen
 from scheduler.verdicts import GateLimits, GateResult, as_numbers, in_words
@@ -215,11 +216,13 @@ def _loading(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
     if seen.ready < max(1, seen.wanted) or state.paused:
         return _hold(state, _waits_for_room(seen), now_ms) if seen.no_room else (state, None)
     base = structs.replace(state, phase="serving", since_ms=now_ms, heard_ms=now_ms, holding="")
+    replicas = counted(seen.ready, "replica is", "replicas are")
+    passes = "passes" if seen.ready == 1 else "pass"
     if state.plan.shadow:
         base = structs.replace(base, step_ms=now_ms)
-        reason = f"{seen.ready} replicas are ready and pass. It gets copies of all requests and answers none."
+        reason = f"{replicas} ready and {passes}. It gets copies of all requests and answers none."
         return base, Said("rollout_shadowing", reason, "Nothing would be known of it.")
-    return _to_step(base, 0, f"{seen.ready} replicas are ready and pass the golden requests.", now_ms)
+    return _to_step(base, 0, f"{replicas} ready and {passes} the golden requests.", now_ms)
 
 
 def _to_step(state: RolloutState, step: int, reason: str, now_ms: int) -> tuple[RolloutState, Said]:
@@ -284,7 +287,8 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
 
 def _waits_for_room(seen: Seen) -> str:
     why = f": {seen.no_room}" if seen.no_room else ""
-    return f"the next step needs {max(1, seen.wanted)} replicas, {seen.ready} are ready{why}"
+    needs, ready = replicas_in_words(max(1, seen.wanted)), counted(seen.ready, "is", "are")
+    return f"the next step needs {needs}, {ready} ready{why}"
 
 
 def _differing(state: RolloutState, differs: str, now_ms: int) -> tuple[RolloutState, Said]:
@@ -367,7 +371,9 @@ def promoted(state: RolloutState, seen: Seen, actor: str, now_ms: int) -> tuple[
 
 
 def _numbers(state: RolloutState) -> str:
-    return f"{state.new.samples} answers in {state.windows} windows at {_share(state.share)}: {as_numbers(state.gates)}"
+    answers = counted(state.new.samples, "answer", "answers")
+    windows = counted(state.windows, "window", "windows")
+    return f"{answers} in {windows} at {_share(state.share)}: {as_numbers(state.gates)}"
 
 
 def _share(share: int) -> str:

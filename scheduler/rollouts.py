@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.actors import named
+from scheduler.counts import counted
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
 from scheduler.latency_gates import StableLatency
@@ -159,8 +160,8 @@ def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, varian
     )
     version = accepted.launch.version
     if breaks:
-        found = "; ".join(str(one) for one in breaks)
-        reason = f"schema_incompatible: {version} breaks {len(breaks)} things that {model.version} promises: {found}."
+        found, things = "; ".join(str(one) for one in breaks), counted(len(breaks), "thing", "things")
+        reason = f"schema_incompatible: {version} breaks {things} that {model.version} promises: {found}."
         _reject(step, model.model, "schema_incompatible", reason, actor, breaks)
         return
     try:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from scheduler.counts import counted
 from scheduler.solver.classes import Folded, Seat, fold, place_of
 from scheduler.solver.constraints import Refusal, forbids
 from scheduler.solver.greedy import best_in_group
@@ -79,7 +80,9 @@ def why_not(folded: Folded, ledger: Ledger, number: int) -> tuple[str, ...]:
     by_reason: dict[str, list[str]] = {}
     for device, offer in enumerate(folded.problem.devices):
         refusal = _refusal(folded, ledger, number, device)
-        sentence = "fits, but leaving it out costs less." if refusal is None else refusal.sentence
+        sentence = "fits, but leaving it out costs less."
+        if refusal is not None:
+            sentence = f"{refusal.sentence}{_in_service_too(ledger, number, device)}"
         by_reason.setdefault(sentence, []).append(offer.shown)
     reasons = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     sentences = [f"{named(names)}: {sentence}" for sentence, names in reasons[:REASONS_MAX]]
@@ -140,10 +143,14 @@ def compared(more: int, extra: dict[str, int]) -> str:
 def _why_here(folded: Folded, number: int, seat: Seat | None, verdicts: Sequence[DeviceVerdict]) -> str:
     demand = folded.problem.demands[number]
     counts = {name: sum(verdict.verdict == name for verdict in verdicts) for name in Verdict.__args__}
-    rest = (
-        f"{counts['forbidden']} devices are forbidden, {counts['full']} have no room, {counts['costlier']} cost more, "
-        f"{counts['equal']} cost the same, {counts['cheaper']} cost less."
-    )
+    said = [
+        counted(counts["forbidden"], "device is forbidden", "devices are forbidden"),
+        counted(counts["full"], "has no room", "have no room"),
+        counted(counts["costlier"], "costs more", "cost more"),
+        counted(counts["equal"], "costs the same", "cost the same"),
+        counted(counts["cheaper"], "costs less", "cost less"),
+    ]
+    rest = f"{', '.join(said)}."
     if seat is None:
         return f"{demand.shown} has no place: {rest}"
     place = place_of(folded, number, seat).shown + _spanning_words(folded, number, seat)

@@ -129,7 +129,7 @@ def test_loading_replicas_count_as_supply() -> None:
         PLAIN, state, *[load(60 + n, ready=2, loading=0 if n == 0 else 4, **busy) for n in range(10)]
     )
     assert [decision.changed for decision in decisions] == [True] + [False] * 9
-    assert decisions[1].reason.startswith("Stays at 6: 2 are ready and 4 load, 1000 ms after the last change.")
+    assert decisions[1].reason.startswith("Stays at 6: 2 ready and 4 loading, 1000 ms after the last change.")
 
 
 def test_what_arrives_above_all_supply_does_not_wait_for_what_loads() -> None:
@@ -228,7 +228,7 @@ def test_from_zero_on_the_first_request() -> None:
     policy = ScalePolicy("m", 0, 4)
     _, decisions = play(policy, first_state(policy, 0), load(1, ready=0), load(2, ready=0, waiting=1, arrivals=1))
     assert [(decision.rule, decision.wanted) for decision in decisions] == [("hold", 0), ("from_zero", 1)]
-    assert decisions[1].reason.startswith("0 -> 1: 1 requests wait. A cold start takes 10000 ms.")
+    assert decisions[1].reason.startswith("0 -> 1: 1 request waits. A cold start takes 10000 ms.")
 
 
 def test_p99_above_the_sla_adds_one_and_keeps_it() -> None:

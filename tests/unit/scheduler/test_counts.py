@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.counts import replicas_in_words, wanted_in_words
+from scheduler.counts import counted, replicas_in_words, wanted_in_words
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,11 @@ from scheduler.counts import replicas_in_words, wanted_in_words
 )
 def test_one_and_several(count: int, words: str, sentence: str) -> None:
     assert (replicas_in_words(count), wanted_in_words(count)) == (words, sentence)
+
+
+def test_a_verb_goes_with_its_count() -> None:
+    assert [counted(count, "device is", "devices are") for count in (0, 1, 2)] == [
+        "0 devices are",
+        "1 device is",
+        "2 devices are",
+    ]

@@ -49,7 +49,7 @@ def test_one_that_lacks_no_room_still_needs_all_that_are_wanted() -> None:
     cluster.windows(12)
     rollout = cluster.model().rollouts["canary"]
     assert rollout.share == 5_000
-    assert rollout.holding == "the next step needs 2 replicas, 1 are ready"
+    assert rollout.holding == "the next step needs 2 replicas, 1 is ready"
 
 
 def test_that_it_has_no_place_is_told_once_and_it_starts_when_there_is_one() -> None:

@@ -42,7 +42,7 @@ def test_every_device_has_a_verdict_and_a_sentence() -> None:
     ]
     assert found.devices[3].extra_terms == {"devices_used": 1000}
     assert found.sentence == (
-        "m#0 (generation 1) goes to s0/g0 (bf16): 1 devices are forbidden, 1 have no room, 2 cost more, 0 cost the "
+        "m#0 (generation 1) goes to s0/g0 (bf16): 1 device is forbidden, 1 has no room, 2 cost more, 0 cost the "
         "same, 0 cost less."
     )
 
@@ -99,7 +99,7 @@ def test_what_runs_and_what_would_be_cheaper_is_said() -> None:
 def test_an_unplaced_replica_is_explained_too() -> None:
     found = explanation((device("s0:g0", 5),), demand("m", 10))
     assert found.place is None
-    assert found.sentence.startswith("m#0 (generation 1) has no place: 1 devices are forbidden")
+    assert found.sentence.startswith("m#0 (generation 1) has no place: 1 device is forbidden")
 
 
 def test_a_cordon_does_not_hide_what_else_keeps_the_replica_away() -> None:
@@ -119,3 +119,12 @@ def test_a_cordon_does_not_hide_what_else_keeps_the_replica_away() -> None:
     found = explanation(devices, *others, wanted).devices
     assert {verdict.constraint for verdict in found} == {"cordon", "drain"}
     assert all("either: needs label zone='a', the server has no such label." in one.sentence for one in found)
+
+
+def test_the_reason_of_the_scheduler_names_it_too() -> None:
+    problem = Problem(devices=(device("s0:g0", 5, cordoned=True),), demands=(demand("m", 10),))
+    [unplaced] = plan_fleet(problem).unplaceable
+    assert unplaced.why_not == (
+        "s0/g0: the device is cordoned: it takes nothing new. In service it would not do, either: needs 10 bytes, the "
+        "whole device has 5.",
+    )
