@@ -286,7 +286,7 @@ def _serving(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState
 
 
 def _waits_for_room(seen: Seen) -> str:
-    why = f": {seen.no_room}" if seen.no_room else ""
+    why = f": {seen.lacking}" if seen.lacking else ""
     needs, ready = replicas_in_words(max(1, seen.wanted)), counted(seen.ready, "is", "are")
     return f"the next step needs {needs}, {ready} ready{why}"
 

@@ -33,18 +33,14 @@ def bypass(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, 
 def _round(state: RolloutState, seen: Seen) -> tuple[RolloutState, Said]:
     share = f"{state.share / 100:g} %"
     holding = f"no replica of {state.version} is ready: its {share} of the keys go to {state.version_before} meanwhile"
+    why = f" ({seen.lacking})" if seen.lacking else ""
     moved = structs.replace(state, bypassed=True, holding=holding, holding_told=True)
     return moved, Said(
         "rollout_bypassed",
-        f"No replica of {state.version} is ready any more{_why(seen)}. Until it is back its {share} of the keys go to "
+        f"No replica of {state.version} is ready any more{why}. Until it is back its {share} of the keys go to "
         f"{state.version_before} ({seen.stable_ready} ready), and the rollout holds.",
         f"{share} of the keys would wait for {state.version}.",
     )
-
-
-def _why(seen: Seen) -> str:
-    why = seen.no_room or seen.away
-    return f" ({why})" if why else ""
 
 
 def _back(state: RolloutState, seen: Seen, now_ms: int) -> tuple[RolloutState, Said]:

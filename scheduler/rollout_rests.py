@@ -31,6 +31,11 @@ def follow_unit(step: Step, model: ModelState | None, unit: ModelState) -> None:
         _say_waits(step, model, unit)
 
 
+def may_owe(unit: ModelState, rollout: RolloutState | None) -> bool:
+    """Whether its topic may hold anything: requests, or a shadow's copies of them, which are worked off as well."""
+    return unit.owes or (rollout is not None and rollout.phase != "loading")
+
+
 def has_no_place(unit: ModelState) -> bool:
     """Nobody works its topic off, and no device has room for a replica."""
     return not unit.replicas and bool(unit.unplaced) and any(not one.drained for one in unit.partitions)
@@ -38,7 +43,7 @@ def has_no_place(unit: ModelState) -> bool:
 
 def rest_in_words(model: ModelState, unit: ModelState | None, rollout: RolloutState) -> str:
     """For who ends a rollout: what becomes of what its version was given; empty when its replicas are there."""
-    if unit is None or unit.replicas or rollout.phase == "loading":
+    if unit is None or unit.replicas or not may_owe(unit, rollout):
         return ""
     return (
         f" It has no replica: what is left in {unit.route.topic} is worked off by the first that finds a place, of "

@@ -30,3 +30,8 @@ class Seen(Struct, frozen=True):
     """Replicas that serve the model's own topic, of whatever generation. Not those whose engine is away."""
     away: str = ""
     """Why the engine of a replica of the new version is away, for people; empty: none is."""
+
+    @property
+    def lacking(self) -> str:
+        """Why it lacks replicas, for people; empty: they load, or none are lacking."""
+        return self.no_room or self.away

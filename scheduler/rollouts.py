@@ -29,7 +29,7 @@ from scheduler.rollout_back import ignored, undo
 from scheduler.rollout_bypass import bypass
 from scheduler.rollout_fleet import old_ready, seen_of
 from scheduler.rollout_plan import compared, plan_of, shares_of, taking_over
-from scheduler.rollout_rests import follow_unit, rest_in_words
+from scheduler.rollout_rests import follow_unit, may_owe, rest_in_words
 from scheduler.rollout_windows import add_window
 from scheduler.state import ROLLOUTS_KEPT, ModelState
 from scheduler.step import Step
@@ -323,7 +323,7 @@ def _end(step: Step, model: ModelState, before: RolloutState, after: RolloutStat
     model.rollout_history = (*model.rollout_history, kept)[-ROLLOUTS_KEPT:]
     unit = unit_of(step.state, model.model, before.variant)
     if unit is not None:
-        end_unit(step, unit, had_traffic=before.phase != "loading" or unit.owes)
+        end_unit(step, unit, had_traffic=may_owe(unit, before))
 
 
 def _numbers(before: RolloutState, after: RolloutState) -> dict[str, str | int]:

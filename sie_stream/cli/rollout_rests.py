@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from scheduler.counts import counted
+from scheduler.rollout_rests import may_owe
 from scheduler.state import ClusterState, ModelState
 from scheduler.variants import units_of
 from sie_stream.cli.queued import queued
@@ -46,10 +48,9 @@ def rest_rows(state: ClusterState, count: Callable[[str], int | None], model: st
 
 def _may_hold(model: ModelState, unit: ModelState) -> bool:
     """Nothing answers what is in its topic, and something may be in it."""
-    rollout = model.rollouts.get(variant_of(unit.model))
-    had_traffic = unit.owes or (rollout is not None and rollout.phase != "loading")
     answers = any(replica.state == "ready" and not replica.awaited for replica in unit.replicas)
-    return had_traffic and not answers and any(not partition.drained for partition in unit.partitions)
+    owes = may_owe(unit, model.rollouts.get(variant_of(unit.model)))
+    return owes and not answers and any(not partition.drained for partition in unit.partitions)
 
 
 def _row(model: ModelState, unit: ModelState, waiting: int | None) -> dict[str, Any]:
@@ -71,8 +72,16 @@ def _row(model: ModelState, unit: ModelState, waiting: int | None) -> dict[str, 
     }
 
 
+def _got_copies_alone(model: ModelState, unit: ModelState) -> bool:
+    """It was a shadow each time that is known of."""
+    known = [*model.rollout_history, *model.rollouts.values()]
+    steps = [one.step for one in known if one.variant == variant_of(unit.model)]
+    return bool(steps) and max(steps) < 0
+
+
 def _in_words(model: ModelState, unit: ModelState, waiting: int | None) -> str:
-    requests = "1 request waits" if waiting == 1 else f"{waiting or 'not yet counted'} requests wait"
+    one, many = ("copy waits", "copies wait") if _got_copies_alone(model, unit) else ("request waits", "requests wait")
+    requests = f"not yet counted {many}" if waiting is None else counted(waiting, one, many)
     start = f"{requests} in {unit.route.topic}"
     if unit.replicas:
         return f"{start}: worked off when the replica of {unit.version} on {unit.replicas[0].worker} has loaded."

@@ -81,3 +81,12 @@ def test_while_it_is_rolled_out_an_abort_is_told_and_a_replica_that_loads_is_nam
 def test_nothing_is_connected_to_count_nothing() -> None:
     state = Left().machine.state
     assert rollout_rests.counted_rests(None, state) == []  # type: ignore[arg-type]  # not used
+
+
+def test_copies_for_a_shadow_are_called_so() -> None:
+    cluster = Left(shadow=True)
+    cluster.lose("w1")
+    cluster.append(ABORT)
+    cluster.passes(DELETE_LINGER_MS + 500)
+    [row] = rest_rows(cluster.machine.state, lambda _topic: 3)
+    assert row["note"].startswith(f"3 copies wait in {TOPIC} for a replica of 1.0.0")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import Raw
 
 from scheduler.limits import ENGINE_AWAY_MS
+from scheduler.rollout import Plan, RolloutState, advance
+from scheduler.rollout_seen import Seen
 from scheduler.state import ReplicaState
 from sie_stream.cli.rollout_view import status_rows
 from sie_stream.control import EngineLost
@@ -106,6 +109,29 @@ def test_keys_come_back_at_once_when_nobody_else_answers_them() -> None:
     cluster.make_ready(UNIT)
     assert "rollout_back" in cluster.rollout_decisions()
     assert not cluster.model().rollouts["canary"].bypassed
+
+
+def test_a_step_that_needs_an_engine_that_is_away_says_so() -> None:
+    plan = Plan((5_000, 10_000), hold_ms=0, samples_min=0)
+    rollout = RolloutState(
+        "r-1",
+        "canary",
+        "2.0.0",
+        "1.0.0",
+        Raw(b"{}"),
+        Raw(b"{}"),
+        plan,
+        0,
+        phase="serving",
+        step=0,
+        share=5_000,
+        windows=1,
+    )
+    away = "the engine of w1/cpu0 ended 12 s ago and loads again"
+    after, said = advance(rollout, Seen(ready=1, wanted=2, given_up=False, away=away), 10)
+    assert after.holding == f"the next step needs 2 replicas, 1 is ready: {away}"
+    assert said is not None
+    assert said.kind == "rollout_held"
 
 
 def test_one_that_never_comes_back_is_given_up_and_rolled_back() -> None:

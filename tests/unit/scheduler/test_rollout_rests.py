@@ -22,7 +22,7 @@ ABORT = RolloutOrder("churn", "abort", actor="ada")
 class Left(Lone):
     """The worker of the new version is lost for good; nobody else has room for what it needs."""
 
-    def __init__(self, stable_mb: int = 100, canary_mb: int = 100, home_mb: int = 150) -> None:
+    def __init__(self, stable_mb: int = 100, canary_mb: int = 100, home_mb: int = 150, **rollout: object) -> None:
         Cluster.__init__(self)
         self.lead()
         self.alive = [("w0", "i0"), ("w1", "i0")]
@@ -31,7 +31,7 @@ class Left(Lone):
         self.apply(spec_json(memory_mb=stable_mb))
         self.make_ready()
         self.append(joined("w1", "i0", memory_mb=canary_mb))
-        self.roll(rollout={**QUICK, "steps": [50, 100], "hold_ms": 20_000}, memory_mb=canary_mb)
+        self.roll(rollout={**QUICK, "steps": [50, 100], "hold_ms": 20_000, **rollout}, memory_mb=canary_mb)
         self.make_ready(UNIT)
         assert self.model(UNIT).replicas[0].worker == "w1"
         self.victim = "w1"
