@@ -36,5 +36,6 @@ def on_engine_ended(state: WorkerState, engine: Engine, code: str, message: str,
             requests=len(held),
             suspects=(*suspects, *held[:SUSPECTS_MAX]),
             given_up=tuple(given_up),
+            domain=engine.key.domain,
         ),
     )

@@ -1,9 +1,9 @@
 """What the host asks of engine processes, and what they tell it. edge/engine_link.py implements it with real processes,
 sim/engine.py with virtual ones.
 
-An engine runs all models of one isolation domain (one backend on one device). It holds models in numbered slots, runs
-batches in the order they were submitted, and loads a model beside the running batches. Continuous models run up to
-`sequences_max` batches side by side and finish them in any order.
+An engine runs all models of one isolation domain: one backend on one device, versions on trial apart. It holds models
+in numbered slots, runs batches in the order they were submitted, and loads a model beside the running batches.
+Continuous models run up to `sequences_max` batches side by side and finish them in any order.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ class EngineKey(NamedTuple):
 
     device: str
     backend: str
+    domain: str = ""
+    """See ModelLaunch."""
+
+    @property
+    def name(self) -> str:
+        """Among the engines of its device."""
+        return f"{self.backend}/{self.domain}" if self.domain else self.backend
 
 
 class EngineStarted(Struct, frozen=True):

@@ -27,7 +27,7 @@ def follow_replicas(state: WorkerState, model: str, row: PlacementRow | None) ->
 
 
 def _add(state: WorkerState, key: ReplicaKey, placed: ReplicaPlacement) -> None:
-    engine_key = EngineKey(placed.device, placed.launch.backend)
+    engine_key = EngineKey(placed.device, placed.launch.backend, placed.launch.domain)
     replica = Replica(key, engine_key, state.next_slot, placed.launch, listed_at=state.at_ms)
     state.next_slot += 1
     state.replicas[key] = replica

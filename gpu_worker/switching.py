@@ -31,7 +31,7 @@ def register(state: WorkerState, replica: Replica, event: ModelLoaded) -> None:
     if managed is None:
         return
     fixed = 0 if event.image_bytes else event.memory_bytes
-    group = replica.engine.backend
+    group = replica.engine.name
     managed.residency.memory.add(replica.slot, group, event.image_bytes, fixed, event.pools, state.at_ms)
     managed.engines[replica.slot] = replica.engine
 
@@ -50,7 +50,7 @@ def engine_gone(state: WorkerState, key: EngineKey) -> None:
         return
     for slot in [slot for slot, engine in managed.engines.items() if engine == key]:
         managed.forget(slot)
-    managed.residency.memory.drop_group(key.backend)
+    managed.residency.memory.drop_group(key.name)
 
 
 # ---------------------------------------------------------------- turns

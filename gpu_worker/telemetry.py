@@ -273,7 +273,9 @@ class Telemetry:
             engine.memory.append(process.memory_bytes)
             jitter = deviation(engine.memory)
             found.append(
-                EngineSample(key.backend, engine.pid, process.memory_bytes, process.cpu_ms, jitter, engine.ends)
+                EngineSample(
+                    key.backend, engine.pid, process.memory_bytes, process.cpu_ms, jitter, engine.ends, key.domain
+                )
             )
         return tuple(found)
 

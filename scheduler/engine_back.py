@@ -5,11 +5,20 @@ from __future__ import annotations
 from scheduler.evidence import resumed, seat
 from scheduler.state import ClusterState, ModelState, ReplicaState
 from scheduler.step import Step
-from sie_stream.control import ReplicaReady
+from sie_stream.control import ModelLaunch, ReplicaReady
 
 
-def engine_key(device: str, backend: str) -> str:
-    return f"{device}/{backend}"
+def engine_key(device: str, backend: str, domain: str) -> str:
+    return f"{device}/{backend}/{domain}" if domain else f"{device}/{backend}"
+
+
+def words(backend: str, domain: str) -> str:
+    return f"{backend} engine for versions on trial" if domain else f"{backend} engine"
+
+
+def in_engine(launch: ModelLaunch, backend: str, domain: str) -> bool:
+    """Of the device where it is placed."""
+    return launch.backend == backend and launch.domain == domain
 
 
 def back_again(step: Step, model: ModelState, replica: ReplicaState, record: ReplicaReady) -> None:
@@ -39,28 +48,34 @@ def back_again(step: Step, model: ModelState, replica: ReplicaState, record: Rep
 
 
 def _say_engine_back(step: Step, model: ModelState, replica: ReplicaState) -> None:
-    backend = model.launches[replica.generation].backend
-    engine = step.state.workers[replica.worker].engines.get(engine_key(replica.device, backend))
-    if engine is None or _anything_down(step.state, replica, backend):
+    launch = model.launches[replica.generation]
+    key = engine_key(replica.device, launch.backend, launch.domain)
+    engine = step.state.workers[replica.worker].engines.get(key)
+    if engine is None or _anything_down(step.state, replica, launch):
         return
     took_ms = step.now_ms - engine.down_since_ms
     step.decide(
         "engine_back",
         seat(replica),
-        f"All that the {backend} engine had loaded serves again, {took_ms} ms after it ended.",
-        chosen={"worker": replica.worker, "device": replica.device, "backend": backend, "last": model.model},
+        f"All that the {words(launch.backend, launch.domain)} had loaded serves again, {took_ms} ms after it ended.",
+        chosen={
+            "worker": replica.worker,
+            "device": replica.device,
+            "backend": launch.backend,
+            "last": model.model,
+        },
         facts=(step.fact(engine.down_offset, "EngineLost"),),
         took_ms=took_ms,
     )
 
 
-def _anything_down(state: ClusterState, like: ReplicaState, backend: str) -> bool:
+def _anything_down(state: ClusterState, like: ReplicaState, launch: ModelLaunch) -> bool:
     """Whether a replica of the same engine is still down."""
     at = (like.worker, like.incarnation, like.device)
     return any(
         one.down is not None
         and (one.worker, one.incarnation, one.device) == at
-        and model.launches[one.generation].backend == backend
+        and in_engine(model.launches[one.generation], launch.backend, launch.domain)
         for model in state.models.values()
         for one in model.replicas
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.counts import counted, replicas_in_words
-from scheduler.engine_back import engine_key
+from scheduler.engine_back import engine_key, in_engine, words
 from scheduler.evidence import stopped
 from scheduler.limits import ENGINE_DEATHS_MAX, ENGINE_DEATHS_MS, UNSTABLE_CALM_MS
 from scheduler.offers import placement_problem, wish_of
@@ -20,7 +20,7 @@ from scheduler.seats import devices_of
 from scheduler.state import ModelState, ReplicaState
 from scheduler.step import TEXT_CHARS_MAX, VALUE_CHARS_MAX, Step, shortened
 from scheduler.worker_state import Down, EngineDeath, EngineState, WorkerState
-from sie_stream.control import EngineLost
+from sie_stream.control import TRIAL, EngineLost
 from sie_stream.decisions import Fact
 
 SUSPECTS_MAX = 128
@@ -38,6 +38,7 @@ def engine_lost(step: Step, record: EngineLost) -> None:
         return
     worker.progress_ms = step.now_ms
     cause = shortened(record.cause or "no cause was given", VALUE_CHARS_MAX)
+    name = words(record.backend, record.domain)
     requests = min(max(0, record.requests), REQUESTS_MAX)
     held = counted(requests, "request that it held is", "requests that it held are")
     engine = _note_death(step, worker, record)
@@ -54,7 +55,7 @@ def engine_lost(step: Step, record: EngineLost) -> None:
     step.decide(
         "engine_lost",
         f"{record.worker}/{record.device}",
-        f"The {record.backend} engine ended: {cause}. {record.worker} starts it again and loads its "
+        f"The {name} ended: {cause}. {record.worker} starts it again and loads its "
         f"{replicas_in_words(len(touched))} again; {held} run again.",
         chosen={
             "worker": record.worker,
@@ -82,7 +83,7 @@ def _reporting(step: Step, record: EngineLost) -> WorkerState | None:
         return None
     worker = step.state.workers[record.worker]
     known = any(device.device == record.device for device in worker.devices) and record.backend in worker.backends
-    return worker if known else None
+    return worker if known and record.domain in ("", TRIAL) else None
 
 
 def _in_engine(step: Step, record: EngineLost) -> list[OnModel]:
@@ -93,13 +94,13 @@ def _in_engine(step: Step, record: EngineLost) -> list[OnModel]:
         for model in step.state.models.values()
         for replica in model.replicas
         if (replica.worker, replica.incarnation, replica.device) == at
-        and model.launches[replica.generation].backend == record.backend
+        and in_engine(model.launches[replica.generation], record.backend, record.domain)
     ]
 
 
 def _note_death(step: Step, worker: WorkerState, record: EngineLost) -> EngineState:
     """Deaths of the last while that nothing explains yet; what is given up now explains those that it was at."""
-    key = engine_key(record.device, record.backend)
+    key = engine_key(record.device, record.backend, record.domain)
     before = worker.engines.get(key, EngineState())
     given_up = frozenset(_cut(record.given_up))
     death = EngineDeath(step.now_ms, step.offset, _cut(record.suspects))
@@ -138,13 +139,14 @@ def _is_unstable(deaths: tuple[EngineDeath, ...]) -> bool:
 
 def _move_off(step: Step, record: EngineLost, worker: WorkerState, engine: EngineState) -> None:
     """Replicas that fit elsewhere fail here, so that they are placed there; the others stay, for lack of better."""
-    key = engine_key(record.device, record.backend)
+    key = engine_key(record.device, record.backend, record.domain)
     worker.engines = {**worker.engines, key: structs.replace(engine, deaths=())}
     stay = [(model, replica) for model, replica in _in_engine(step, record) if model.stays(replica)]
     movable = [one for one in stay if step.now_ms - one[0].unstable_ms >= UNSTABLE_CALM_MS]
     moving = _with_room_elsewhere(step, record, movable)
     seconds = ENGINE_DEATHS_MS // 1_000
-    why = f"the {record.backend} engine ended {ENGINE_DEATHS_MAX} times within {seconds} s, last: {record.cause}"
+    name = words(record.backend, record.domain)
+    why = f"the {name} ended {ENGINE_DEATHS_MAX} times within {seconds} s, last: {record.cause}"
     step.decide(
         "engine_unstable",
         f"{record.worker}/{record.device}",

@@ -18,7 +18,7 @@ from scheduler.partitions import worked_off
 from scheduler.rollout import FULL, RolloutState
 from scheduler.state import ClusterState, IngressState, ModelState, RouteWait
 from scheduler.step import Step
-from sie_stream.control import RoutesHeld, VariantRow
+from sie_stream.control import TRIAL, RoutesHeld, VariantRow
 from sie_stream.ids import base_of, variant_unit
 from sie_stream.rollout_records import STABLE, VariantRule
 from sie_stream.routing import Range, rest_of
@@ -154,10 +154,11 @@ def start_unit(step: Step, model: ModelState, variant: str, accepted: Accepted, 
 
 
 def _for_unit(step: Step, accepted: Accepted, name: str, wanted: int) -> Accepted:
+    domain = TRIAL if accepted.launch.backend in step.settings.trial_backends else ""
     return structs.replace(
         accepted,
         model=name,
-        launch=structs.replace(accepted.launch, model=name),
+        launch=structs.replace(accepted.launch, model=name, domain=domain),
         route=structs.replace(accepted.route, topic=step.settings.topics.work(name), input_topic=""),
         replicas_wanted=wanted,
         width=max(wanted, accepted.width),

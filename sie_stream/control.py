@@ -206,6 +206,10 @@ SchedulerCommand = FenceWorker | EnsureTopic | PublishState | RecordDecision
 # ---------------------------------------------------------------- rows of the state tables
 
 
+TRIAL = "trial"
+"""The domain (see ModelLaunch) of versions on trial."""
+
+
 class ModelLaunch(Struct, frozen=True):
     """What a worker needs to run one version of a model."""
 
@@ -241,6 +245,9 @@ class ModelLaunch(Struct, frozen=True):
     """The input that names the data subject; empty: the session, record key or id of the request."""
     precision: str = ""
     """What the scheduler chose of `preferred_precision` for this replica; empty: `config` alone decides."""
+    domain: str = ""
+    """Which engine process of its backend on the device: models of one domain die together. `TRIAL` for versions on
+    trial whose backend permits it (setting trial_engines)."""
 
 
 class ModelRow(Struct, frozen=True):

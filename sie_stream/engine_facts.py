@@ -36,3 +36,5 @@ class EngineLost(Struct, frozen=True, tag=True):
     """What may have killed it: ids of the requests it held (the first ones), and the model it was loading."""
     given_up: tuple[str, ...] = ()
     """Those of them that were there too often and end now; they explain the earlier deaths that they were at, too."""
+    domain: str = ""
+    """See ModelLaunch."""

@@ -104,6 +104,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     spare_engines: str = ""
     """Backends, separated by commas, of whose engines a second process waits with its imports done and takes over when
     the first one ends (torch: some seconds less, 250 MB more). Empty: none."""
+    trial_engines: str = "onnx,sklearn"
+    """Backends, separated by commas, whose versions on trial run in engine processes of their own, beside the ones that
+    hold what serves: a version that ends or slows its engine touches no other model. Not for backends whose models
+    share weights, KV blocks or a server. Empty: none."""
     kv_tier_mb: int = 0
     """Host memory of each engine process that outlives it: full KV blocks and where requests stand, so that requests
     of an engine that was killed go on instead of being computed again. The oldest is overwritten first: as large as
@@ -129,6 +133,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def engine_cpu_numbers(self) -> tuple[int, ...]:
         return parse_cpus(self.engine_cpus)
+
+    @property
+    def trial_backends(self) -> frozenset[str]:
+        return frozenset(filter(None, (name.strip() for name in self.trial_engines.split(","))))
 
     @property
     def work_bytes_max(self) -> int:

@@ -49,6 +49,8 @@ class EngineSample(Struct, frozen=True):
     """Standard deviation of `memory_bytes` over the last minute."""
     ends: int
     """How often an engine of this kind has ended without being asked to."""
+    domain: str = ""
+    """Which engine of the backend (see ModelLaunch)."""
 
 
 class SequenceCounts(Struct, frozen=True):
@@ -180,8 +182,8 @@ def implausible(sample: DeviceSample, now_ms: int) -> str:
     """
     if sample.at_ms > now_ms + CLOCK_AHEAD_MS:
         return f"at_ms lies {sample.at_ms - now_ms} ms in the future, allowed are {CLOCK_AHEAD_MS}"
-    if len({engine.backend for engine in sample.engines}) < len(sample.engines):
-        return "engines: a backend is named twice"
+    if len({(engine.backend, engine.domain) for engine in sample.engines}) < len(sample.engines):
+        return "engines: a backend is named twice in one domain"
     sequences = [model.sequences for model in sample.models if model.sequences is not None]
     memory = () if sample.memory is None else (sample.memory, *sample.memory.models, *sample.memory.switches)
     parts = (sample, *sample.engines, *sample.models, *sequences, *([sample.gpu] if sample.gpu else []), *memory)

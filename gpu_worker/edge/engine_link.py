@@ -207,13 +207,14 @@ class EngineLinks:
         self._epoll.register(child.socket.fileno(), select.EPOLLIN)
 
     def _keep_spare(self, engine: EngineKey) -> None:
-        """Only now that a model is loaded: before, it would take processor time from the one that loads."""
-        if engine.backend not in self._spare_backends or engine in self._spares:
+        """Only now that a model is loaded: before, it would take processor time from the one that loads. None for
+        versions on trial: they are gone soon, and their keys go back when their engine is away."""
+        if engine.domain or engine.backend not in self._spare_backends or engine in self._spares:
             return
         try:
             self._spares[engine] = self._launched(engine)
         except OSError as error:  # the engine itself runs, and starts anew without one
-            sys.stderr.write(f"engine {engine.backend} on {engine.device}: no spare process: {error}\n")
+            sys.stderr.write(f"engine {engine.name} on {engine.device}: no spare process: {error}\n")
 
     def _end_spare(self, engine: EngineKey) -> None:
         spare = self._spares.pop(engine, None)
@@ -254,7 +255,7 @@ class EngineLinks:
         return _Child(engine, process, HostSocket(ours), group=group)
 
     def _spawned(self, engine: EngineKey, command: Sequence[str], inherited: Sequence[int]) -> subprocess.Popen[bytes]:
-        output = EngineOutput(f"engine {engine.backend} on {engine.device}", sys.stderr.fileno(), SystemClock())
+        output = EngineOutput(f"engine {engine.name} on {engine.device}", sys.stderr.fileno(), SystemClock())
         try:
             process = subprocess.Popen(
                 command,

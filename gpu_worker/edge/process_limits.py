@@ -10,11 +10,9 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from gpu_worker.isolation import EngineLimits
-
-AUTOGROUP = Path("/proc/self/autogroup")
+from sie_stream.edge.priority import lower_priority
 
 
 def apply_limits(limits: EngineLimits) -> None:
@@ -60,21 +58,6 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory was refused. torch says it with a RuntimeError of its own."""
     text = str(error)
     return isinstance(error, MemoryError) or "allocate memory" in text or type(error).__name__ == "OutOfMemoryError"
-
-
-def lower_priority(by: int) -> None:
-    """Let others on this machine go first. Where the kernel weighs sessions against each other (autogroup), a niceness
-    within a session says nothing to the others: the process gets a session of its own, and that is lowered.
-    """
-    if by == 0:
-        return
-    os.nice(by)
-    try:
-        if os.getsid(0) != os.getpid():  # the host gives its engines one already
-            os.setsid()
-        AUTOGROUP.write_text(str(by))
-    except OSError as error:  # a kernel without autogroups, or a process that leads a group already
-        sys.stderr.write(f"engine: no session of its own with niceness {by}: {error}\n")
 
 
 def _permitted(what: str, change: Callable[[], None]) -> None:

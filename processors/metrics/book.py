@@ -199,11 +199,11 @@ class MetricsBook:
         ]
 
     def _engine_families(self) -> list[Family]:
-        labels = (*DEVICE, "backend")
+        labels = (*DEVICE, "backend", "domain")
 
         def rows(read: Callable[[EngineSample], float]) -> list[tuple[Labels, float]]:
             return [
-                ((*key, engine.backend), read(engine))
+                ((*key, engine.backend, engine.domain), read(engine))
                 for key, place in self._places.items()
                 for engine in place.sample.engines
             ]

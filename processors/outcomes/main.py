@@ -10,8 +10,12 @@ from processors.edge.service import LogWatcher, kafka_ports, serve
 from processors.outcomes.host import OutcomesHost
 from sie_stream.edge.env_settings import load_settings
 from sie_stream.edge.logs import configure_logs
+from sie_stream.edge.priority import lower_priority
 from sie_stream.edge.stop import EXIT_CONFIG, StopFlag
 from sie_stream.errors import ConfigError
+
+NICE = 10
+"""Statistics can wait for what answers requests. If they never get a turn, the rollout is held, not promoted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     member = f"outcomes-{parser.parse_args(arguments).id}"
     log = configure_logs("outcomes", member)
     stop = StopFlag.on_signals()
+    lower_priority(NICE)
     try:
         settings = load_settings()
     except ConfigError as error:

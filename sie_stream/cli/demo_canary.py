@@ -122,7 +122,7 @@ def demo_canary(
     rate: Annotated[
         int | None, typer.Option(help="Requests per second; default: half of what this machine carries.", min=50)
     ] = None,
-    workers: Annotated[int, typer.Option(help="Worker processes.", min=1, max=16)] = 2,
+    workers: Annotated[int, typer.Option(help="Worker processes.", min=1, max=16)] = 1,
     hold_s: Annotated[float, typer.Option("--hold", help="Seconds at each step.", min=1, max=30)] = 6.0,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -137,7 +137,9 @@ def demo_canary(
     state_dir = Path(tempfile.mkdtemp(prefix="sie-stream-canary-"))
     settings = msgspec.structs.replace(load_settings(), state_dir=str(state_dir))
     screen = console if output is OutputFormat.TABLE else error_console
-    cluster = Cluster(settings, Layout(workers=workers), lambda text: screen.print(f"[dim]  {text}[/]"), stop.check)
+    cluster = Cluster(
+        settings, Layout(workers=workers, compiler="steady"), lambda text: screen.print(f"[dim]  {text}[/]"), stop.check
+    )
     try:
         report = Canary(cluster, stop, screen, rate, round(hold_s * 1_000)).run()
     except Interrupted:

@@ -166,6 +166,7 @@ def used_bytes(sample: DeviceSample) -> int:
 def engine_row(engine: EngineSample) -> dict[str, Any]:
     return {
         "backend": engine.backend,
+        "domain": engine.domain,
         "pid": engine.pid,
         "memory_mb": engine.memory_bytes // MIB,
         "jitter_mb": round(engine.memory_jitter_bytes / MIB, 1),

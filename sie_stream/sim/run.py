@@ -25,6 +25,7 @@ DEFAULTS = {
     "engine_batch_timeout_ms": 2_000,
     "transaction_timeout_ms": 3_000,
     "load_timeout_ms": 5_000,
+    "trial_engines": "sim",
 }
 
 

@@ -146,6 +146,7 @@ def test_a_model_that_left_its_device_keeps_its_counters_and_loses_its_gauges() 
         {"worker": "w\n# HELP sie_requests"},
         {"device": "x" * 1_000},
         {"engines": (EngineSample("sklearn", 7, 90, 1_500, 4, 1),) * 2},
+        {"engines": (EngineSample("sklearn", 7, 90, 1_500, 4, 1, "trial"),) * 2},
         {"models": (structs.replace(model(1), busy_ms=2**53),)},
         {"models": (structs.replace(model(1), size_entropy_bits=float("nan")),)},
         {"models": (structs.replace(model(1), sequences=SequenceCounts(prompt_tokens=-1)),)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sie_stream.control import PartitionReleased, RouteRow
 from sie_stream.rollout_records import RoutesHeld, VariantStats, VariantWindow
+from sie_stream.settings import Settings
 from sie_stream.sketch import sketch_of
 from tests.unit.scheduler.kit import Cluster, decisions, joined, kinds, spec_json
 
@@ -16,8 +17,8 @@ WINDOW_MS = 2_000
 class Rolling(Cluster):
     """A cluster with one model that serves version 1.0.0."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__(settings)
         self.lead()
         for worker, incarnation in ALIVE:
             self.append(joined(worker, incarnation))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from scheduler.limits import ENGINE_DEATHS_MAX, ENGINE_DEATHS_MS
 from scheduler.state import from_bytes, to_bytes
-from sie_stream.control import EngineLost, InstanceRow, ReplicaReady
+from sie_stream.control import TRIAL, EngineLost, InstanceRow, ReplicaReady
 from sie_stream.engine_facts import EngineModel
 from tests.unit.scheduler.kit import INSTANCE, Cluster, decisions, joined, kinds, running, spec_json
+from tests.unit.scheduler.rolling import Rolling
 
 OOM = "SIGKILL (out of memory)"
 
@@ -68,6 +70,23 @@ def test_the_chain_from_the_loss_to_the_last_model_that_is_back() -> None:
     for decision in decisions(commands):
         assert (decision.took_ms, decision.facts[1].offset) == (1_000, offset)
     assert cluster.owners() == owners, "the partitions stayed where they are"
+
+
+def test_what_serves_is_not_moved_for_what_the_engine_of_versions_on_trial_does() -> None:
+    cluster = Rolling()
+    (serving,) = cluster.model().replicas
+    record = EngineLost(serving.worker, serving.incarnation, serving.device, "sklearn", OOM, domain=TRIAL)
+    made = [one for _ in range(ENGINE_DEATHS_MAX) for one in decisions(cluster.append(record))]
+    assert made[0].reason.startswith("The sklearn engine for versions on trial ended")
+    assert made[-1].kind == "engine_unstable"
+    assert cluster.model().replicas == [serving]
+    assert serving.down is None
+
+
+def test_a_domain_that_does_not_exist_leaves_nothing_behind() -> None:
+    cluster = one_worker()
+    assert not decisions(cluster.append(structs.replace(lost(cluster, "r1"), domain="x" * 100)))
+    assert cluster.machine.state.workers["w0"].engines == {}
 
 
 def test_it_survives_a_snapshot() -> None:

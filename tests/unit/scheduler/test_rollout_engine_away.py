@@ -27,7 +27,8 @@ class Reloading(Lone):
         [replica] = self.model(name).replicas
         loaded = (EngineModel(name, self.model(name).version, replica.placement_epoch),)
         at = (replica.worker, replica.incarnation, replica.device)
-        self.append(EngineLost(*at, "sklearn", "SIGKILL", loaded, 1, ("r1",)))
+        domain = self.model(name).launches[replica.generation].domain
+        self.append(EngineLost(*at, "sklearn", "SIGKILL", loaded, 1, ("r1",), domain=domain))
 
     def lives(self, ms: int) -> list[str]:
         """Kinds of decisions about the rollout within `ms`, but that it holds: nobody reports statistics here."""

@@ -99,10 +99,10 @@ class Troubled(Rolling):
     def end_engine(self, name: str) -> None:
         for replica in self.model(name).replicas:
             if replica.state == "ready" and replica.worker in self.alive:
-                version = self.model(name).launches[replica.generation].version
-                loaded = (EngineModel(name, version, replica.placement_epoch),)
+                launch = self.model(name).launches[replica.generation]
+                loaded = (EngineModel(name, launch.version, replica.placement_epoch),)
                 at = (replica.worker, replica.incarnation, replica.device)
-                self.append(EngineLost(*at, "sklearn", "SIGKILL", loaded, 1, ("r1",)))
+                self.append(EngineLost(*at, "sklearn", "SIGKILL", loaded, 1, ("r1",), domain=launch.domain))
 
     def work_off(self) -> None:
         for name in ["churn", *self.units()]:

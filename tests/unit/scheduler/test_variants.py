@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import pytest
 from msgspec import Raw
 
 from sie_stream.commands import RolloutOrder, StartRollout
 from sie_stream.control import EnsureTopic, TopicEnsured
 from sie_stream.rollout_records import RoutesHeld
 from sie_stream.routing import SHARES
+from sie_stream.settings import Settings
 from tests.unit.scheduler.kit import decisions, kinds, spec_json
 from tests.unit.scheduler.rolling import ALIVE, QUICK, UNIT, Rolling, answered
 
@@ -39,6 +41,22 @@ def test_a_shadow_that_differs_never_answers() -> None:
     assert cluster.shares() == {"stable": SHARES}
     assert len(cluster.route.variants) == 1
     assert "ks:score" in cluster.model().rollout_history[-1].why
+
+
+@pytest.mark.parametrize(
+    ("setting", "domain"), [("onnx, sklearn", "trial"), ("onnx", ""), ("", "")], ids=["named", "another", "none"]
+)
+def test_a_version_on_trial_gets_an_engine_apart_where_its_backend_permits_it(setting: str, domain: str) -> None:
+    cluster = Rolling(Settings(trial_engines=setting))
+    cluster.roll()
+    cluster.make_ready(UNIT)
+    assert cluster.machine.state.models[UNIT].launch.domain == domain
+    (stable,) = cluster.placement().replicas
+    assert stable.launch.domain == "", "what serves stays where it is"
+    while cluster.model().version == "1.0.0":
+        cluster.windows()
+    cluster.make_ready()
+    assert {one.launch.domain for one in cluster.placement().replicas} == {""}, "and so does what takes over"
 
 
 def test_more_than_two_variants_with_fixed_shares() -> None:
