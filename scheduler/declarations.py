@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from scheduler.actors import named
+from scheduler.adapter_bases import declared, shown_base
 from scheduler.elastic import redeclare
 from scheduler.evidence import memory_changes, went
 from scheduler.launches import Accepted, accept, claimed_name
@@ -33,7 +34,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     that serves; any other holds for the replicas that are there (see redeclared.py).
     """
     try:
-        accepted = accept(bytes(record.spec), step.settings.topics)
+        accepted = accept(bytes(record.spec), step.settings.topics, declared(step.state))
         refuse_confusing_name(step, accepted.model)
         refuse_oversize(step, accepted)
     except ConfigError as error:
@@ -74,6 +75,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
             "replicas": model.replicas_wanted,
             "memory_bytes": model.launch.memory_bytes,
             "actor": record.actor,
+            **shown_base(model.launch),
         },
         do_nothing=otherwise,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from scheduler.adapter_bases import Following
 from scheduler.launches import WEIGHT_SUFFIXES
 from schemas.codec import decode_cluster
 from schemas.wire import CodecError
@@ -55,9 +56,10 @@ def write_models(
 def _declared_before(reader: LogReader, topic: str, wanted: Mapping[Version, int]) -> dict[Version, ModelRow]:
     """The newest declaration of each version that is wanted, as it was accepted."""
     found: dict[Version, ModelRow] = {}
+    bases = Following()
     for at_ms, command in _declarations(reader, topic):
         try:
-            spec = from_json(bytes(command.spec))
+            spec = from_json(bases.readings(command)[-1])  # of an adapter the likeliest base
         except ConfigError:
             continue  # it was never in force
         version = (spec.name, spec.version)

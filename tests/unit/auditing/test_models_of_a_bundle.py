@@ -17,6 +17,7 @@ from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.sim.log import SimLog
 from tests.unit.scheduler.kit import spec_json
+from tests.unit.scheduler.test_adapter_bases import ONE, chat, support
 
 NAMES = TopicNames()
 
@@ -79,3 +80,14 @@ def test_the_card_lies_beside_a_file_of_weights(tmp_path: Path) -> None:
     )
     write_models(tmp_path / "models", log.reader("test"), NAMES, {})
     assert (tmp_path / "models" / f"churn.{MODEL_CARD}").read_text() == "beside"
+
+
+def test_the_declaration_of_an_adapter_says_which_model_was_its_base(tmp_path: Path) -> None:
+    log = SimLog()
+    log.admin().ensure([TopicSpec(NAMES.cluster, 1, {}), TopicSpec(NAMES.models, 1, {})])
+    commands = [ApplyModel(Raw(spec)) for spec in (chat(), support())]
+    log.plain_writer().write([LogWrite(NAMES.cluster, encode_cluster(one), b"chat", 0) for one in commands])
+    write_models(tmp_path / "models", log.reader("test"), NAMES, {("support", "1.0.0"): 1})
+    row = json.loads((tmp_path / "models" / "support@1.0.0.json").read_text())
+    assert row["spec"]["backend"]["config"]["base_model"] == "chat@1.0.0"
+    assert row["spec"]["backend"]["config"]["base_digest"] == ONE

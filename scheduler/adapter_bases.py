@@ -1,0 +1,148 @@
+"""Adapters over declared models: what `backend.config.base: model:NAME[@VERSION]` means when it is applied. Pure.
+
+It is resolved once, where the declaration is accepted, to the place and the digest of that model's weights as they are
+declared at that record. The accepted declaration carries them, with `base_model: NAME@VERSION`, so that whatever reads
+it later sees which base it was, and an adapter stays on that base until it is applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Raw
+
+from scheduler.state import ClusterState, ModelState
+from sie_stream.commands import ApplyModel, StartRollout
+from sie_stream.control import ModelLaunch
+from sie_stream.ids import base_of
+from sie_stream.problems import Problem, SpecError, closest, shown
+from sie_stream.spec import ModelSpec, from_json, to_json
+from sie_stream.spec.bases import MODEL_BASE, named_base
+
+FIELD = "backend.config.base"
+DECODER = ("torch", "text_generation")
+
+Versions = Mapping[str, Sequence[Raw]]
+"""Specs by model: the one that serves, then those of its rollouts."""
+Known = Callable[[], Versions]
+"""Asked only where an adapter names a model."""
+
+
+def declared(state: ClusterState) -> Known:
+    """What the fold knows at this record. A model that is being deleted is no base for anything new."""
+
+    def known() -> Versions:
+        return {name: _specs(model) for name, model in state.models.items() if _stands(name, model)}
+
+    return known
+
+
+def _stands(name: str, model: ModelState) -> bool:
+    return model.status != "deleting" and base_of(name) == name
+
+
+def _specs(model: ModelState) -> tuple[Raw, ...]:
+    return (model.spec, *(rollout.spec for rollout in model.rollouts.values()))
+
+
+def resolved(spec: ModelSpec, known: Known) -> ModelSpec:
+    """The declaration with the place of its base instead of its name. Raises SpecError that says what was meant."""
+    named = named_base(spec)
+    if named is None:
+        return spec
+    base = _found(*named, known())
+    config = spec.backend.config | {"base": _place(base), "base_model": f"{base.name}@{base.version}"}
+    digest, given = base.source.digest, config.get("base_digest")
+    if digest and given and given != digest:
+        message = f"{base.name}@{base.version} is declared with the digest {digest}. Leave it out, or correct it."
+        raise SpecError([Problem(f"{FIELD}_digest", shown(given), message)])
+    if digest:
+        config["base_digest"] = digest
+    changes: dict[str, object] = {"backend": spec.backend.model_copy(update={"config": config})}
+    if spec.tokenizer is None and base.tokenizer is not None:
+        below = f"{_folder(_place(base))}/{base.tokenizer.path}"
+        path = base.tokenizer.path if base.tokenizer.path.startswith("/") else below
+        changes["tokenizer"] = base.tokenizer.model_copy(update={"path": path})
+    return spec.model_copy(update=changes)
+
+
+def shown_base(launch: ModelLaunch) -> dict[str, str]:
+    """For decisions: which model is the base, if it was named."""
+    named = launch.config.get("base_model")
+    return {"base": str(named)} if named else {}
+
+
+def _place(base: ModelSpec) -> str:
+    return base.source.uri.removeprefix("file://")
+
+
+def _folder(place: str) -> str:
+    return place.rpartition("/")[0] if place.endswith(".gguf") else place
+
+
+def _found(name: str, version: str, known: Versions) -> ModelSpec:
+    if name not in known:
+        message = f"no model {name!r} is declared. Apply it first; `sie-stream get models` lists what there is."
+        raise _problem(name, version, message, closest(name, known))
+    specs = [from_json(spec) for spec in known[name]]
+    found = next((spec for spec in specs if version in ("", spec.version)), None)
+    if found is None:
+        there = [spec.at_version for spec in specs]
+        message = f"no version {version!r} of {name} serves or is rolled out."
+        raise _problem(name, version, message, closest(f"{name}@{version}", there), there)
+    if found.lora is not None or found.backend.config.get("base"):
+        message = f"{name} is an adapter itself, and an adapter over another one is not followed."
+        raise _problem(name, version, message, found.lora.base if found.lora is not None else None)
+    if (found.backend.name, found.backend.config.get("kind")) != DECODER:
+        message = f"{name} is no model of backend torch and kind text_generation: only those take adapters."
+        raise _problem(name, version, message)
+    return found
+
+
+def _problem(
+    name: str, version: str, message: str, nearest: str | None = None, allowed: Sequence[str] = ()
+) -> SpecError:
+    value = f"{MODEL_BASE}{name}{'@' if version else ''}{version}"
+    options = tuple(f"{MODEL_BASE}{one}" for one in allowed)
+    guess = None if nearest is None else f"{MODEL_BASE}{nearest}"
+    return SpecError([Problem(FIELD, shown(value), f"{shown(value)}: {message}", options, guess)])
+
+
+class Following:
+    """What `model:NAME` may have meant, for those who read sie.cluster without the fold.
+
+    Which of several declared versions of a base served at a record only the fold says. So each that was declared before
+    is a reading, the likeliest last; the digest that a result names tells which it was.
+    """
+
+    def __init__(self) -> None:
+        self._specs: dict[str, list[Raw]] = {}
+
+    def readings(self, command: ApplyModel | StartRollout) -> list[Raw]:
+        """The declaration with each base it may have; as it stands where no model is named or none is known.
+
+        Raises SpecError for what is no declaration.
+        """
+        spec = from_json(command.spec)
+        named = named_base(spec)
+        found = [] if named is None else list(self._over(spec, named[0]))
+        self._remember(spec, beside=isinstance(command, StartRollout))
+        return [Raw(to_json(one)) for one in found] or [command.spec]
+
+    def withdrawn(self, model: str) -> None:
+        self._specs.pop(model, None)
+
+    def _over(self, spec: ModelSpec, name: str) -> Iterator[ModelSpec]:
+        for base in self._specs.get(name, ()):
+            known: Versions = {name: (base,)}
+            with suppress(SpecError):  # of another version, or no base
+                yield resolved(spec, lambda known=known: known)
+
+    def _remember(self, spec: ModelSpec, *, beside: bool) -> None:
+        """What is rolled out beside is less likely than what was applied."""
+        known = self._specs.setdefault(spec.name, [])
+        raw = Raw(to_json(spec))
+        if raw in known:
+            known.remove(raw)
+        known.insert(0 if beside else len(known), raw)

@@ -1,0 +1,201 @@
+"""An adapter that names a declared model as its base: what the fold makes of it, and who sees which base it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from scheduler.adapter_bases import Following
+from scheduler.launches import accept
+from scheduler.state import from_bytes, to_bytes
+from sie_stream.commands import StartRollout
+from sie_stream.control import ApplyModel, Decision, DeleteModel, RecordDecision
+from sie_stream.ids import TopicNames
+from tests.unit.scheduler.kit import Cluster, joined, spec_json
+
+TEXT = {"service_type": "text-generation", "input_schema": None}
+ONE, TWO, OTHER = (f"sha256:{digit * 64}" for digit in "123")
+ROLLOUT = {"steps": [10, 100]}
+
+
+def chat(version: str = "1.0.0", digest: str | None = ONE, name: str = "chat", **fields: Any) -> bytes:
+    return spec_json(
+        name,
+        version,
+        **TEXT,
+        **{
+            "source": {"uri": f"file:///models/{name}-{version}", "digest": digest},
+            "backend": {"name": "torch", "config": {"kind": "text_generation"}},
+            **fields,
+        },
+    )
+
+
+def support(base: str = "model:chat", lora: str = "chat", name: str = "support", **config: Any) -> bytes:
+    return spec_json(
+        name,
+        **TEXT,
+        lora={"base": lora, "rank": 16},
+        backend={"name": "torch", "config": {"kind": "text_generation", "base": base, **config}},
+    )
+
+
+def cluster(*specs: bytes) -> Cluster:
+    made = Cluster()
+    made.lead()
+    made.append(joined("w0", "a"))
+    for spec in specs:
+        made.apply(spec)
+    return made
+
+
+def last(made: Cluster) -> Decision:
+    said = [one.decision for one in made.commands if isinstance(one, RecordDecision)]
+    return [one for one in said if one.kind.startswith(("model_", "rollout_"))][-1]
+
+
+def over(made: Cluster, name: str = "support") -> dict[str, object]:
+    config = made.model(name).launch.config
+    return {key: config.get(key) for key in ("base", "base_model", "base_digest")}
+
+
+CHAT_1 = {"base": "/models/chat-1.0.0", "base_model": "chat@1.0.0", "base_digest": ONE}
+
+
+@pytest.mark.parametrize("base", ["model:chat", "model:chat@1.0.0"])
+def test_a_named_base_is_that_models_source_and_digest_and_everybody_sees_which_it_was(base: str) -> None:
+    made = cluster(chat(), support(base))
+    assert over(made) == CHAT_1
+    assert last(made).kind == "model_accepted"
+    assert last(made).chosen["base"] == "chat@1.0.0"
+    declared = msgspec.json.decode(made.model("support").spec)
+    assert declared["backend"]["config"] | CHAT_1 == declared["backend"]["config"], "in the table of models, too"
+
+
+def test_a_base_without_a_declared_digest_is_taken_with_the_digest_that_the_adapter_gives_or_none() -> None:
+    made = cluster(chat(digest=None), support(), support(name="careful", base_digest=OTHER))
+    assert over(made) == CHAT_1 | {"base_digest": None}
+    assert over(made, "careful") == CHAT_1 | {"base_digest": OTHER}
+
+
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base() -> None:
+    made = cluster(chat(tokenizer={"path": "tokenizer.json"}), support())
+    assert made.model("support").launch.tokenizer == "/models/chat-1.0.0/tokenizer.json"
+    file = {"uri": "/models/chat.gguf"}
+    made = cluster(chat(source=file, tokenizer={"path": "tokenizer.json", "digest": TWO}), support())
+    assert made.model("support").launch.tokenizer == "/models/tokenizer.json"
+    assert made.model("support").route.tokenizer_digest == TWO
+    made = cluster(chat(tokenizer={"path": "/shared/tokenizer.json"}), support())
+    assert made.model("support").launch.tokenizer == "/shared/tokenizer.json"
+
+
+ADAPTER = support(name="chat", lora="root", base="/models/root")
+
+
+@pytest.mark.parametrize(
+    ("there", "base", "said"),
+    [
+        (chat(), "model:chta", "no model 'chta' is declared. Apply it first; `sie-stream get models` lists what there "
+         "is. Did you mean 'model:chat'?"),
+        (chat(), "model:chat@1.0.1", "no version '1.0.1' of chat serves or is rolled out. Allowed: model:chat@1.0.0. "
+         "Did you mean 'model:chat@1.0.0'?"),
+        (spec_json("chat"), "model:chat", "chat is no model of backend torch and kind text_generation"),
+        (ADAPTER, "model:chat", "chat is an adapter itself, and an adapter over another one is not followed. Did you "
+         "mean 'model:root'?"),
+    ],
+)  # fmt: skip
+def test_what_is_no_base_is_rejected_with_what_was_meant(there: bytes, base: str, said: str) -> None:
+    made = cluster(there, support(base, lora=base.removeprefix("model:").partition("@")[0]))
+    assert last(made).kind == "model_rejected"
+    assert last(made).subject == "support"
+    assert f"backend.config.base: '{base}': {said}" in last(made).reason
+    assert "support" not in made.machine.state.models
+
+
+def test_another_digest_than_the_base_is_declared_with_is_rejected() -> None:
+    made = cluster(chat(), support(base_digest=OTHER))
+    assert last(made).kind == "model_rejected"
+    assert f"backend.config.base_digest: chat@1.0.0 is declared with the digest {ONE}" in last(made).reason
+    assert over(cluster(chat(), support(base_digest=ONE))) == CHAT_1
+
+
+def test_a_model_that_is_being_deleted_is_no_base_for_anything_new() -> None:
+    made = cluster(chat(), support())
+    made.append(DeleteModel("chat"))
+    made.apply(support(name="late"))
+    assert last(made).kind == "model_rejected"
+    assert over(made) == CHAT_1, "what was accepted goes on"
+
+
+def test_an_adapter_stays_on_its_base_until_it_is_applied_again() -> None:
+    made = cluster(chat(), support(), support())
+    assert last(made).kind == "model_unchanged"
+    made.apply(chat("2.0.0", TWO))
+    assert (over(made), made.model("support").generation) == (CHAT_1, 1)
+    made.apply(support())
+    assert last(made).chosen["base"] == "chat@2.0.0"
+    assert over(made)["base_digest"] == TWO
+    assert made.model("support").generation == 2
+    old = made.machine.state
+    assert from_bytes(to_bytes(old)) == old
+
+
+def test_a_version_that_is_rolled_out_is_a_base_by_its_version_only() -> None:
+    made = cluster(chat(rollout=ROLLOUT))
+    made.make_ready("chat")
+    made.apply(chat("2.0.0", TWO, rollout=ROLLOUT))
+    assert made.model("chat").rollouts
+    made.apply(support())
+    made.apply(support("model:chat@2.0.0", name="early"))
+    assert over(made) == CHAT_1
+    assert over(made, "early")["base_model"] == "chat@2.0.0"
+
+
+def test_a_rollout_of_an_adapter_takes_the_base_of_its_start_and_says_which() -> None:
+    made = cluster(chat(), support())
+    made.make_ready("support")
+    made.apply(chat("2.0.0", TWO))
+    body = msgspec.json.decode(support()) | {"version": "1.1.0"}
+    made.append(StartRollout(Raw(msgspec.json.encode(body)), "canary"))
+    assert last(made).kind == "rollout_started", last(made)
+    assert last(made).chosen["base"] == "chat@2.0.0"
+    assert over(made) == CHAT_1
+    rolled = made.model("support").rollouts["canary"]
+    assert accept(bytes(rolled.spec), TopicNames()).launch.config["base_digest"] == TWO, "and so it is taken over"
+    made.append(StartRollout(Raw(support("model:gone", "gone", "support")), "b"))
+    assert last(made).kind == "model_rejected"
+
+
+# ---------------------------------------------------------------- without the fold
+
+
+def readings(*commands: ApplyModel | StartRollout | DeleteModel) -> list[object]:
+    """Versions of the base of the last one."""
+    bases = Following()
+    found: list[Raw] = []
+    for one in commands:
+        if isinstance(one, DeleteModel):
+            bases.withdrawn(one.model)
+        else:
+            found = bases.readings(one)
+    return [msgspec.json.decode(one)["backend"]["config"].get("base_model") for one in found]
+
+
+def test_who_reads_the_log_alone_gets_each_base_that_it_may_have_been_the_likeliest_last() -> None:
+    one, two, three = (ApplyModel(Raw(chat(f"{number}.0.0"))) for number in (1, 2, 3))
+    adapter = ApplyModel(Raw(support()))
+    beside = StartRollout(three.spec, "canary")
+    assert readings(one, adapter) == ["chat@1.0.0"]
+    assert readings(one, two, one, adapter) == ["chat@2.0.0", "chat@1.0.0"]
+    assert readings(one, beside, adapter) == ["chat@3.0.0", "chat@1.0.0"]
+    assert readings(one, two, ApplyModel(Raw(support("model:chat@1.0.0")))) == ["chat@1.0.0"]
+    assert readings(one, DeleteModel("chat"), two, adapter) == ["chat@2.0.0"]
+
+
+def test_where_no_declaration_of_the_base_is_left_the_adapter_stands_as_it_was_written() -> None:
+    adapter = ApplyModel(Raw(support()))
+    assert readings(adapter) == [None]
+    assert readings(ApplyModel(Raw(spec_json("chat"))), adapter) == [None]
