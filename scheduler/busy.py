@@ -12,8 +12,8 @@ from msgspec import Struct
 RISE_MS, FALL_MS = 10_000, 60_000
 """Time constants: a load is believed sooner when it comes than when it goes."""
 STEP = 5
-"""Percent that shares are rounded up to, so that noise makes no difference. Smaller ones to whole percents: five small
-models beside a language model would count as a quarter of a device that they hardly use."""
+"""Percent that shares are rounded up to, so that noise makes no difference. Small ones, too: what is declared holds for
+the largest batch, and a model that is asked now and then runs small ones, at several times that cost."""
 MOST = 100
 MOST_OF_BATCH = 50
 """Percent that a batch job counts at most: nobody waits for its answers, so small models may take turns with it, but
@@ -60,8 +60,7 @@ def load_percent(busy: Busy, declared_us: int, backend: str, replicas: int) -> i
     if not busy.known:
         return least
     whole = busy.per_s * (declared_us or busy.request_us) / (10_000 * max(1, replicas))
-    step = STEP if whole > STEP else 1
-    return min(MOST, max(least, -int(-whole // step) * step))
+    return min(MOST, max(least, -int(-whole // STEP) * STEP))
 
 
 def engines_on_one(backend: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from scheduler.busy import FREE, LEAST, MOST, MOST_OF_BATCH, Busy, load_percent, noticed
+from scheduler.busy import FREE, LEAST, MOST, MOST_OF_BATCH, STEP, Busy, load_percent, noticed
 from scheduler.offers import wish_of
 from scheduler.placement import DeviceOffer, PlacementProblem, ReplicaWish, Resident, place
 from tests.unit.scheduler.kit import Cluster, spec_json
@@ -38,14 +38,15 @@ def test_what_had_nothing_to_do_yet_is_assumed_by_its_backend() -> None:
 
 def test_an_engine_that_decodes_takes_its_turns_however_little_it_has_to_do() -> None:
     assert load_percent(seen(1, busy_ms=10), 5_000, "sglang", 3) == LEAST["sglang"]
-    assert load_percent(seen(1, busy_ms=10), 5_000, "sklearn", 3) == 1
+    assert load_percent(seen(1, busy_ms=10), 5_000, "sklearn", 3) == STEP
     assert load_percent(seen(100, busy_ms=4_000), 5_000, "sglang", 1) == 50
 
 
-def test_small_shares_are_whole_percents_and_larger_ones_steps() -> None:
-    assert load_percent(seen(1, busy_ms=10), 5_000, "torch", 1) == 1
-    assert load_percent(seen(10, busy_ms=10), 3_000, "torch", 1) == 3
-    assert load_percent(seen(10, busy_ms=10), 6_000, "torch", 1) == 10
+def test_a_small_share_counts_as_a_whole_step() -> None:
+    """Its small batches cost more than the declared large one: many such models on one device made each other late."""
+    assert load_percent(seen(1, busy_ms=10), 5_000, "torch", 1) == STEP
+    assert load_percent(seen(10, busy_ms=10), 3_000, "torch", 1) == STEP
+    assert load_percent(seen(10, busy_ms=10), 6_000, "torch", 1) == 2 * STEP
 
 
 def test_a_batch_job_leaves_room_for_small_models_and_none_for_another() -> None:
