@@ -2,15 +2,18 @@
 
 It is resolved once, where the declaration is accepted, to the place and the digest of that model's weights as they are
 declared at that record. The accepted declaration carries them, with `base_model: NAME@VERSION`, so that whatever reads
-it later sees which base it was, and an adapter stays on that base until it is applied again.
+it later sees which base it was, and an adapter stays on that base until it is applied again: also when the base gets
+a new version, or is deleted, for what is read is files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
-from msgspec import Raw
+import msgspec
+from msgspec import Raw, Struct
 
 from scheduler.state import ClusterState, ModelState
 from sie_stream.commands import ApplyModel, StartRollout
@@ -19,9 +22,12 @@ from sie_stream.ids import base_of
 from sie_stream.problems import Problem, SpecError, closest, shown
 from sie_stream.spec import ModelSpec, from_json, to_json
 from sie_stream.spec.bases import MODEL_BASE, named_base
+from sie_stream.spec.model import BackendSpec
 
 FIELD = "backend.config.base"
+BASE_MODEL = "base_model"
 DECODER = ("torch", "text_generation")
+NAMES_MAX = 8
 
 Versions = Mapping[str, Sequence[Raw]]
 """Specs by model: the one that serves, then those of its rollouts."""
@@ -52,7 +58,7 @@ def resolved(spec: ModelSpec, known: Known) -> ModelSpec:
     if named is None:
         return spec
     base = _found(*named, known())
-    config = spec.backend.config | {"base": _place(base), "base_model": f"{base.name}@{base.version}"}
+    config = spec.backend.config | {"base": _place(base), BASE_MODEL: base.at_version}
     digest, given = base.source.digest, config.get("base_digest")
     if digest and given and given != digest:
         message = f"{base.name}@{base.version} is declared with the digest {digest}. Leave it out, or correct it."
@@ -69,8 +75,51 @@ def resolved(spec: ModelSpec, known: Known) -> ModelSpec:
 
 def shown_base(launch: ModelLaunch) -> dict[str, str]:
     """For decisions: which model is the base, if it was named."""
-    named = launch.config.get("base_model")
-    return {"base": str(named)} if named else {}
+    named = _base_model(launch)
+    return {"base": named} if named else {}
+
+
+def left_below(state: ClusterState, model: ModelState) -> str:
+    """What adapters that name this model make of its new declaration, as a sentence; empty: none lies elsewhere."""
+    stay = [one for one in _adapters_over(state, model.model) if not _lies_over(one.launch, model.launch)]
+    if not stay:
+        return ""
+    names = _listed(f"{one.model} (over {_base_model(one.launch)})" for one in stay)
+    return f" Adapters stay on the weights that they were applied with until they are applied again: {names}."
+
+
+def kept_by(state: ClusterState, name: str) -> str:
+    """Which adapters need the weights of a model that goes, as a sentence; empty: none."""
+    adapters = _adapters_over(state, name)
+    if not adapters:
+        return ""
+    names = _listed(f"{one.model} (in {one.launch.config['base']})" for one in adapters)
+    return f" Adapters go on over its weights, so leave these where they are: {names}."
+
+
+def _base_model(launch: ModelLaunch) -> str:
+    """NAME@VERSION; empty: the base is none by name. Other backends have options of their own."""
+    if launch.backend != DECODER[0] or not launch.config.get("base"):
+        return ""
+    return str(launch.config.get(BASE_MODEL) or "")
+
+
+def _adapters_over(state: ClusterState, name: str) -> list[ModelState]:
+    """Those of variants, too. In the order of the log."""
+    over = [one for one in state.models.values() if one.status != "deleting"]
+    return [one for one in over if _base_model(one.launch).partition("@")[0] == name]
+
+
+def _lies_over(adapter: ModelLaunch, base: ModelLaunch) -> bool:
+    """Whether the adapter would be given the same base again."""
+    same = (_base_model(adapter), adapter.config["base"]) == (f"{base.model}@{base.version}", base.source)
+    return same and base.weights_digest in ("", adapter.config.get("base_digest"))
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    more = len(found) - NAMES_MAX
+    return ", ".join(found[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _place(base: ModelSpec) -> str:
@@ -84,7 +133,7 @@ def _folder(place: str) -> str:
 def _found(name: str, version: str, known: Versions) -> ModelSpec:
     if name not in known:
         message = f"no model {name!r} is declared. Apply it first; `sie-stream get models` lists what there is."
-        raise _problem(name, version, message, closest(name, known))
+        raise _no_base(name, version, message, known)
     specs = [from_json(spec) for spec in known[name]]
     found = next((spec for spec in specs if version in ("", spec.version)), None)
     if found is None:
@@ -96,8 +145,32 @@ def _found(name: str, version: str, known: Versions) -> ModelSpec:
         raise _problem(name, version, message, found.lora.base if found.lora is not None else None)
     if (found.backend.name, found.backend.config.get("kind")) != DECODER:
         message = f"{name} is no model of backend torch and kind text_generation: only those take adapters."
-        raise _problem(name, version, message)
+        raise _no_base(name, version, message, known)
     return found
+
+
+class _Backend(Struct):
+    name: str = BackendSpec().name
+    config: dict[str, Any] = {}
+
+
+class _Kind(Struct):
+    """As much of a declaration as says whether it may be a base. What has its default is not written."""
+
+    backend: _Backend = msgspec.field(default_factory=_Backend)
+    lora: object = None
+
+
+def _takes_adapters(spec: Raw) -> bool:
+    read = msgspec.json.decode(spec, type=_Kind)
+    return (read.backend.name, read.backend.config.get("kind")) == DECODER and read.lora is None
+
+
+def _no_base(name: str, version: str, message: str, known: Versions) -> SpecError:
+    """With the nearest of those that are bases; all of them where none is near."""
+    bases = sorted(one for one, specs in known.items() if _takes_adapters(specs[0]))
+    nearest = closest(name, bases)
+    return _problem(name, version, message, nearest, bases[:NAMES_MAX] if nearest is None else ())
 
 
 def _problem(

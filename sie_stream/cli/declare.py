@@ -118,7 +118,7 @@ def with_absolute_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     if spec.lora is None or spec.backend.name != "torch" or not isinstance(base, str) or _of_other_scheme(base):
         return spec  # servers of others have names for bases that are no paths
     if named_base(spec) is not None:
-        return spec  # a declared model, which the scheduler knows
+        return _without_absent_tokenizer(spec)  # a declared model, which the scheduler knows, with its tokenizer
     at = (folder / base.removeprefix("file://")).resolve()
     backend = spec.backend.model_copy(update={"config": spec.backend.config | {"base": str(at)}})
     return _with_tokenizer_of_base(spec.model_copy(update={"backend": backend}), at)
@@ -136,6 +136,14 @@ def _with_tokenizer_of_base(spec: ModelSpec, base: Path) -> ModelSpec:
     if beside.exists() or not below.exists():
         return spec
     return spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"path": str(below)})})
+
+
+def _without_absent_tokenizer(spec: ModelSpec) -> ModelSpec:
+    """An adapter whose folder is here without the tokenizer has that of its base."""
+    here = Path(spec.source.uri)
+    if spec.tokenizer is None or not here.is_dir() or (here / spec.tokenizer.path).exists():
+        return spec
+    return spec.model_copy(update={"tokenizer": None})
 
 
 def apply_specs(

@@ -84,3 +84,12 @@ def test_what_names_a_model_as_its_base_is_applied_after_it(monkeypatch: pytest.
     specs = [(declared(tmp_path, "model:chat"), tmp_path), (base, tmp_path)]
     declare_module.declare(cast("Connection", None), specs, 1.0, lambda: None)
     assert asked == ["chat", "support"]
+
+
+def test_over_a_declared_model_a_tokenizer_that_is_not_beside_the_adapter_is_left_to_the_base(tmp_path: Path) -> None:
+    """As where the base is a folder: PEFT writes none."""
+    assert path_of(declared(tmp_path, "model:chat")) == "tokenizer.json", "nobody can say from here"
+    (tmp_path / "here/adapter").mkdir(parents=True)
+    assert declared(tmp_path, "model:chat").tokenizer is None
+    (tmp_path / "here/adapter/tokenizer.json").write_text("{}")
+    assert path_of(declared(tmp_path, "model:chat")) == "tokenizer.json"

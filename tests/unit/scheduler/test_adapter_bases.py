@@ -102,7 +102,12 @@ ADAPTER = support(name="chat", lora="root", base="/models/root")
          "is. Did you mean 'model:chat'?"),
         (chat(), "model:chat@1.0.1", "no version '1.0.1' of chat serves or is rolled out. Allowed: model:chat@1.0.0. "
          "Did you mean 'model:chat@1.0.0'?"),
-        (spec_json("chat"), "model:chat", "chat is no model of backend torch and kind text_generation"),
+        (chat(), "model:llama", "no model 'llama' is declared. Apply it first; `sie-stream get models` lists what "
+         "there is. Allowed: model:chat."),
+        (spec_json("caht"), "model:chta", "no model 'chta' is declared. Apply it first; `sie-stream get models` lists "
+         "what there is.\n"),
+        (spec_json("chat"), "model:chat", "chat is no model of backend torch and kind text_generation: only those take "
+         "adapters.\n"),
         (ADAPTER, "model:chat", "chat is an adapter itself, and an adapter over another one is not followed. Did you "
          "mean 'model:root'?"),
     ],
@@ -111,7 +116,7 @@ def test_what_is_no_base_is_rejected_with_what_was_meant(there: bytes, base: str
     made = cluster(there, support(base, lora=base.removeprefix("model:").partition("@")[0]))
     assert last(made).kind == "model_rejected"
     assert last(made).subject == "support"
-    assert f"backend.config.base: '{base}': {said}" in last(made).reason
+    assert f"backend.config.base: '{base}': {said}" in f"{last(made).reason}\n"
     assert "support" not in made.machine.state.models
 
 
@@ -141,6 +146,41 @@ def test_an_adapter_stays_on_its_base_until_it_is_applied_again() -> None:
     assert made.model("support").generation == 2
     old = made.machine.state
     assert from_bytes(to_bytes(old)) == old
+
+
+def test_a_new_version_of_a_base_says_which_adapters_stay_on_the_one_before() -> None:
+    made = cluster(chat(), support())
+    said = "Adapters stay on the weights that they were applied with until they are applied again: support (over chat@1"
+    made.apply(chat(replicas={"max": 2}))
+    assert said not in last(made).reason, "the same weights"
+    made.apply(chat("2.0.0", TWO))
+    assert said in last(made).reason
+    made.apply(support())
+    made.apply(chat("2.0.0", TWO, replicas={"max": 2}))
+    assert said not in last(made).reason
+    made.apply(chat("2.0.0", OTHER))
+    assert "applied again: support (over chat@2.0.0)." in last(made).reason
+
+
+def test_whoever_deletes_a_base_is_told_which_adapters_go_on_over_its_weights() -> None:
+    made = cluster(chat(), spec_json("other"), support(), *(support(name=f"more-{number}") for number in range(9)))
+    made.append(DeleteModel("other"))
+    assert "Adapters" not in last(made).reason
+    made.append(DeleteModel("chat"))
+    assert last(made).kind == "model_deleting"
+    assert (
+        "Adapters go on over its weights, so leave these where they are: support (in /models/chat-1.0.0), more-0"
+        in (last(made).reason)
+    )
+    assert last(made).reason.endswith(" and 2 more.")
+
+
+def test_an_option_of_the_same_name_of_another_backend_makes_no_adapter() -> None:
+    option = {"name": "sklearn", "config": {"base_model": "chat@1.0.0"}}
+    made = cluster(chat(), spec_json("other", backend=option))
+    assert "base" not in last(made).chosen
+    made.append(DeleteModel("chat"))
+    assert (last(made).kind, "Adapters" in last(made).reason) == ("model_deleting", False)
 
 
 def test_a_version_that_is_rolled_out_is_a_base_by_its_version_only() -> None:
