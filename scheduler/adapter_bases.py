@@ -193,18 +193,23 @@ class Following:
         self._specs: dict[str, list[Raw]] = {}
 
     def readings(self, command: ApplyModel | StartRollout) -> list[Raw]:
-        """The declaration with each base it may have; as it stands where no model is named or none is known.
+        """The declaration with each base it may have; none where the scheduler refused it, as the base was deleted
+        before or is none. As it stands where no model is named, or the log begins after the base was declared.
 
         Raises SpecError for what is no declaration.
         """
         spec = from_json(command.spec)
         named = named_base(spec)
-        found = [] if named is None else list(self._over(spec, named[0]))
-        self._remember(spec, beside=isinstance(command, StartRollout))
-        return [Raw(to_json(one)) for one in found] or [command.spec]
+        if named is None or named[0] not in self._specs:
+            found = [command.spec]
+        else:
+            found = [Raw(to_json(one)) for one in self._over(spec, named[0])]
+        if found:
+            self._remember(spec, beside=isinstance(command, StartRollout))
+        return found
 
     def withdrawn(self, model: str) -> None:
-        self._specs.pop(model, None)
+        self._specs[model] = []
 
     def _over(self, spec: ModelSpec, name: str) -> Iterator[ModelSpec]:
         for base in self._specs.get(name, ()):

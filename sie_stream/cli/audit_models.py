@@ -67,11 +67,12 @@ def _declared_before(
     for at_ms, command in _declarations(reader, topic):
         try:
             readings = [from_json(one) for one in following.readings(command)]
-            version = (readings[0].name, readings[0].version)
-            spec = _that_answered(readings, bases.get(version, ())) or from_json(command.spec)
+            written = from_json(command.spec)
         except ConfigError:
             continue  # it was never in force
-        if version in wanted:
+        version = (written.name, written.version)
+        if readings and version in wanted:
+            spec = _that_answered(readings, bases.get(version, ())) or written
             found[version] = ModelRow(*version, 0, msgspec.Raw(to_json(spec)), "accepted", at_ms)
     return found
 

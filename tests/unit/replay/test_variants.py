@@ -15,7 +15,7 @@ from sie_stream.cli.replaying.declared import declarations
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.run import SHADOW_COPY, Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
-from sie_stream.commands import ApplyModel, StartRollout
+from sie_stream.commands import ApplyModel, DeleteModel, StartRollout
 from sie_stream.edge.stop import StopFlag
 from sie_stream.ids import TopicNames, TopicPartition, variant_unit
 from sie_stream.ports import TopicSpec
@@ -139,3 +139,15 @@ def test_an_adapter_is_declared_over_the_base_that_its_results_name() -> None:
         assert isinstance(found, Declared)
         assert (found.launch.config["base_model"], found.launch.config["base_digest"]) == (base, digest)
     assert book.pinned("support", "").launch.config["base_model"] == "chat@2.0.0"
+
+
+def test_an_adapter_that_is_refused_after_its_base_was_deleted_is_replayed_as_it_went_on() -> None:
+    log = SimLog()
+    log.admin().ensure([TopicSpec(NAMES.cluster, 1, {})])
+    commands = [ApplyModel(Raw(chat())), ApplyModel(Raw(support())), DeleteModel("chat"), ApplyModel(Raw(support()))]
+    log.plain_writer().write([LogWrite(NAMES.cluster, encode_cluster(one), b"chat", 0) for one in commands])
+    book = VersionBook(declarations(log.reader("test"), NAMES))
+    found = book.as_it_was("support", "1.0.0", f"sha256:own over {ONE}", 10**15)
+    assert isinstance(found, Declared)
+    assert found.launch.config["base_model"] == "chat@1.0.0"
+    assert book.pinned("support", "1.0.0").launch.config["base_model"] == "chat@1.0.0"

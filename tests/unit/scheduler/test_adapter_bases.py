@@ -235,7 +235,18 @@ def test_who_reads_the_log_alone_gets_each_base_that_it_may_have_been_the_likeli
     assert readings(one, DeleteModel("chat"), two, adapter) == ["chat@2.0.0"]
 
 
-def test_where_no_declaration_of_the_base_is_left_the_adapter_stands_as_it_was_written() -> None:
-    adapter = ApplyModel(Raw(support()))
-    assert readings(adapter) == [None]
-    assert readings(ApplyModel(Raw(spec_json("chat"))), adapter) == [None]
+def test_where_the_log_begins_after_its_base_the_adapter_stands_as_it_was_written() -> None:
+    assert readings(ApplyModel(Raw(support()))) == [None]
+
+
+@pytest.mark.parametrize(
+    ("before", "base"),
+    [
+        ([ApplyModel(Raw(chat())), DeleteModel("chat")], "model:chat"),
+        ([ApplyModel(Raw(chat()))], "model:chat@1.0.1"),
+        ([ApplyModel(Raw(spec_json("chat")))], "model:chat"),
+    ],
+)
+def test_what_the_scheduler_refused_has_no_reading(before: list[ApplyModel | DeleteModel], base: str) -> None:
+    """Else it would stand for the declaration that goes on, over a base that nobody finds."""
+    assert readings(*before, ApplyModel(Raw(support(base)))) == []
