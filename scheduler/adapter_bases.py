@@ -2,15 +2,16 @@
 
 It is resolved once, where the declaration is accepted, to the place and the digest of that model's weights as they are
 declared at that record. The accepted declaration carries them, with `base_model: NAME@VERSION`, so that whatever reads
-it later sees which base it was, and an adapter stays on that base until it is applied again: also when the base gets
-a new version, or is deleted, for what is read is files.
+it later sees which base it was. An adapter stays on that base while the base gets a new version, or is deleted, for what
+is read is files; one that names no version gets the new one when it is applied again.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,7 +23,7 @@ from sie_stream.ids import base_of
 from sie_stream.problems import Problem, SpecError, closest, shown
 from sie_stream.spec import ModelSpec, from_json, to_json
 from sie_stream.spec.bases import MODEL_BASE, named_base
-from sie_stream.spec.model import BackendSpec
+from sie_stream.spec.model import BackendSpec, Tokenizer
 
 FIELD = "backend.config.base"
 BASE_MODEL = "base_model"
@@ -52,25 +53,52 @@ def _specs(model: ModelState) -> tuple[Raw, ...]:
     return (model.spec, *(rollout.spec for rollout in model.rollouts.values()))
 
 
+class _Base(NamedTuple):
+    model: str
+    """NAME@VERSION."""
+    place: str
+    digest: str | None
+    tokenizer: Tokenizer | None
+    """By an absolute path."""
+
+
 def resolved(spec: ModelSpec, known: Known) -> ModelSpec:
     """The declaration with the place of its base instead of its name. Raises SpecError that says what was meant."""
     named = named_base(spec)
     if named is None:
         return spec
-    base = _found(*named, known())
-    config = spec.backend.config | {"base": _place(base), BASE_MODEL: base.at_version}
-    digest, given = base.source.digest, config.get("base_digest")
-    if digest and given and given != digest:
-        message = f"{base.name}@{base.version} is declared with the digest {digest}. Leave it out, or correct it."
+    there = known()
+    base = _as_before(spec, *named, there) or _as_declared(_found(*named, there))
+    config = spec.backend.config | {"base": base.place, BASE_MODEL: base.model}
+    given = config.get("base_digest")
+    if base.digest and given and given != base.digest:
+        message = f"{base.model} is declared with the digest {base.digest}. Leave it out, or correct it."
         raise SpecError([Problem(f"{FIELD}_digest", shown(given), message)])
-    if digest:
-        config["base_digest"] = digest
+    if base.digest:
+        config["base_digest"] = base.digest
     changes: dict[str, object] = {"backend": spec.backend.model_copy(update={"config": config})}
-    if spec.tokenizer is None and base.tokenizer is not None:
-        below = f"{_folder(_place(base))}/{base.tokenizer.path}"
-        path = base.tokenizer.path if base.tokenizer.path.startswith("/") else below
-        changes["tokenizer"] = base.tokenizer.model_copy(update={"path": path})
+    if spec.tokenizer is None:
+        changes["tokenizer"] = base.tokenizer
     return spec.model_copy(update=changes)
+
+
+def _as_declared(base: ModelSpec) -> _Base:
+    place, tokenizer = base.source.uri.removeprefix("file://"), base.tokenizer
+    if tokenizer is not None:
+        folder = posixpath.dirname(place) if place.endswith(".gguf") else place
+        tokenizer = tokenizer.model_copy(update={"path": posixpath.join(folder, tokenizer.path)})
+    return _Base(base.at_version, place, base.source.digest, tokenizer)
+
+
+def _as_before(spec: ModelSpec, name: str, version: str, known: Versions) -> _Base | None:
+    """An adapter that names a version keeps it after the model went on to another one, also when it is applied again."""
+    if name not in known or spec.name not in known or any(from_json(one).version == version for one in known[name]):
+        return None
+    own = from_json(known[spec.name][0])
+    config, wanted = own.backend.config, f"{name}@{version}"
+    if config.get(BASE_MODEL) != wanted or not config.get("base"):
+        return None
+    return _Base(wanted, str(config["base"]), config.get("base_digest"), own.tokenizer)
 
 
 def shown_base(launch: ModelLaunch) -> dict[str, str]:
@@ -85,7 +113,10 @@ def left_below(state: ClusterState, model: ModelState) -> str:
     if not stay:
         return ""
     names = _listed(f"{one.model} (over {_base_model(one.launch)})" for one in stay)
-    return f" Adapters stay on the weights that they were applied with until they are applied again: {names}."
+    return (
+        " Adapters stay on the weights that they were applied with; those that name no version follow when they are "
+        f"applied again: {names}."
+    )
 
 
 def kept_by(state: ClusterState, name: str) -> str:
@@ -120,14 +151,6 @@ def _listed(names: Iterable[str]) -> str:
     found = list(names)
     more = len(found) - NAMES_MAX
     return ", ".join(found[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def _place(base: ModelSpec) -> str:
-    return base.source.uri.removeprefix("file://")
-
-
-def _folder(place: str) -> str:
-    return place.rpartition("/")[0] if place.endswith(".gguf") else place
 
 
 def _found(name: str, version: str, known: Versions) -> ModelSpec:

@@ -148,9 +148,30 @@ def test_an_adapter_stays_on_its_base_until_it_is_applied_again() -> None:
     assert from_bytes(to_bytes(old)) == old
 
 
+def test_an_adapter_that_names_a_version_may_be_applied_again_after_the_base_went_on() -> None:
+    """Else a folder of declarations could not be applied twice. Nothing new gets that version any more."""
+    exact = support("model:chat@1.0.0")
+    made = cluster(chat(tokenizer={"path": "tokenizer.json"}), exact)
+    made.apply(chat("2.0.0", TWO))
+    made.apply(exact)
+    assert last(made).kind == "model_unchanged"
+    made.apply(support("model:chat@1.0.0", lora="chat", threads=2))
+    assert (last(made).kind, over(made)) == ("model_accepted", CHAT_1)
+    assert made.model("support").launch.tokenizer == "/models/chat-1.0.0/tokenizer.json"
+    for other in (support("model:chat@1.0.0", name="late"), support("model:chat@1.0.1")):
+        made.apply(other)
+        assert last(made).kind == "model_rejected"
+    made.apply(chat(digest=OTHER))
+    made.apply(exact)
+    assert over(made)["base_digest"] == OTHER, "declared anew, it is that one"
+    made.append(DeleteModel("chat"))
+    made.apply(exact)
+    assert last(made).kind == "model_rejected"
+
+
 def test_a_new_version_of_a_base_says_which_adapters_stay_on_the_one_before() -> None:
     made = cluster(chat(), support())
-    said = "Adapters stay on the weights that they were applied with until they are applied again: support (over chat@1"
+    said = "those that name no version follow when they are applied again: support (over chat@1.0.0)."
     made.apply(chat(replicas={"max": 2}))
     assert said not in last(made).reason, "the same weights"
     made.apply(chat("2.0.0", TWO))
