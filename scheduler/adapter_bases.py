@@ -2,7 +2,7 @@
 
 It is resolved once, where the declaration is accepted, to the place and the digest of that model's weights as they are
 declared at that record. The accepted declaration carries them, with `base_model: NAME@VERSION`, so that whatever reads
-it later sees which base it was. An adapter stays on that base while the base gets a new version, or is deleted, for what
+it later sees which base it was. An adapter stays on that base while the base gets a new version or is deleted, for what
 is read is files; one that names no version gets the new one when it is applied again.
 """
 
@@ -91,7 +91,7 @@ def _as_declared(base: ModelSpec) -> _Base:
 
 
 def _as_before(spec: ModelSpec, name: str, version: str, known: Versions) -> _Base | None:
-    """An adapter that names a version keeps it after the model went on to another one, also when it is applied again."""
+    """An adapter that names a version keeps it after the model went on to another one, also if it is applied again."""
     if name not in known or spec.name not in known or any(from_json(one).version == version for one in known[name]):
         return None
     own = from_json(known[spec.name][0])
