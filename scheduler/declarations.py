@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from scheduler.actors import named
+from scheduler.adapter_bases import declared, kept_by, left_below, shown_base
 from scheduler.drops import nobody_serves
 from scheduler.elastic import redeclare
 from scheduler.launches import Accepted, accept, claimed_name
@@ -31,7 +32,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     that serves; any other holds for the replicas that are there (see redeclared.py).
     """
     try:
-        accepted = accept(bytes(record.spec), step.settings.topics)
+        accepted = accept(bytes(record.spec), step.settings.topics, declared(step.state))
         refuse_confusing_name(step, accepted.model)
         refuse_oversize(step, accepted)
     except ConfigError as error:
@@ -64,7 +65,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
     step.decide(
         "model_accepted",
         model.model,
-        reason,
+        reason + left_below(step.state, model),
         chosen={
             "version": model.version,
             "generation": model.generation,
@@ -72,6 +73,7 @@ def apply_model(step: Step, record: ApplyModel) -> None:
             "replicas": model.replicas_wanted,
             "memory_bytes": model.launch.memory_bytes,
             "actor": record.actor,
+            **shown_base(model.launch),
         },
         do_nothing=otherwise,
     )
@@ -225,7 +227,8 @@ def delete_model(step: Step, record: DeleteModel) -> None:
     step.decide(
         "model_deleting",
         model.model,
-        f"Asked for by {named(record.actor)}. New requests are answered unknown_model. {rest}",
+        f"Asked for by {named(record.actor)}. New requests are answered unknown_model. {rest}"
+        f"{kept_by(step.state, model.model)}",
         chosen={
             "version": model.version,
             "linger_ms": DELETE_LINGER_MS,

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from scheduler.adapter_bases import Known, resolved
 from scheduler.autoscale import ScalePolicy, policy_of
 from scheduler.capability import device_bytes
 from scheduler.rules import PlacementRules, rules_of
@@ -43,9 +44,14 @@ class Accepted(Struct, frozen=True):
     """None when the declaration fixes the number of replicas."""
 
 
-def accept(spec_json: bytes, names: TopicNames) -> Accepted:
-    """Raises ConfigError (mostly SpecError) that names the field, the value and what is allowed."""
+def accept(spec_json: bytes, names: TopicNames, known: Known | None = None) -> Accepted:
+    """known: the models that an adapter may name as its base; None: what names one stays as it is.
+
+    Raises ConfigError (mostly SpecError) that names the field, the value and what is allowed.
+    """
     spec = from_json(spec_json)
+    if known is not None:
+        spec = resolved(spec, known)
     launch = launch_of(spec)
     return Accepted(
         model=spec.name,

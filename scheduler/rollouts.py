@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from scheduler.actors import named
+from scheduler.adapter_bases import declared, shown_base
 from scheduler.counts import counted
 from scheduler.declarations import apply_model, refuse_confusing_name, refuse_oversize
 from scheduler.gates import is_sane
@@ -60,7 +61,7 @@ VARIANT_CHARS_MAX = 16
 def apply_or_roll_out(step: Step, record: ApplyModel) -> None:
     """A new version of a serving model whose declaration says `rollout` starts one; everything else is applied."""
     try:
-        accepted = accept(bytes(record.spec), step.settings.topics)
+        accepted = accept(bytes(record.spec), step.settings.topics, declared(step.state))
     except ConfigError:
         apply_model(step, record)  # says what is wrong with it
         return
@@ -124,7 +125,7 @@ def _reject(step: Step, model: str, code: str, reason: str, actor: str, breaks: 
 def start_rollout(step: Step, record: StartRollout) -> None:
     """`rollout start`: by the declared steps, or the default ones; or one more variant with a fixed share."""
     try:
-        accepted = accept(bytes(record.spec), step.settings.topics)
+        accepted = accept(bytes(record.spec), step.settings.topics, declared(step.state))
     except ConfigError as error:
         _reject(step, claimed_name(bytes(record.spec)) or "unnamed", error.code, str(error), record.actor, ())
         return
@@ -196,6 +197,7 @@ def _start(step: Step, model: ModelState, accepted: Accepted, plan: Plan, varian
             "version_before": model.version,
             "steps": shares_of(plan),
             "actor": actor,
+            **shown_base(accepted.launch),
         },
         do_nothing=f"Version {model.version} would go on alone.",
     )

@@ -122,6 +122,8 @@ class FoldSettings(Struct, frozen=True):
     load_timeout_ms: int
     placement_packing: Literal["spread", "binpack"] = "spread"
     rebalance_policy: Literal["never", "idle", "always"] = "never"
+    trial_engines: str = ""
+    """Of releases before it: no version had an engine apart."""
 
 
 class SchedulerElected(Struct, frozen=True, tag=True):

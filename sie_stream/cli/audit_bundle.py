@@ -147,7 +147,7 @@ def _fill(
     payloads = Payloads(reader, routes, settings.topics, secret, key_table_of(connection), declared)
     rows = write_tables(folder, connection, reader, routes, cut, payloads)
     _write_schemas(folder / "schemas")
-    models, gone = write_models(folder / "models", reader, settings.topics, payloads.answered)
+    models, gone = write_models(folder / "models", reader, settings.topics, payloads.answered, payloads.bases)
     manifest = Manifest(
         format=FORMAT,
         made_at_ms=0,

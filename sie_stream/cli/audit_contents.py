@@ -12,6 +12,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from schemas.codec import decode_deadletter, decode_decision, decode_result, decode_row, decode_work
+from sie_stream.adapter_digests import own_and_base
 from sie_stream.auditing.pii import hidden
 from sie_stream.auditing.requests import Stretch
 from sie_stream.cli.audit_requests import Cut, place_of_record, spans_of, tracked
@@ -91,6 +92,8 @@ class Payloads:
         """Results whose encrypted values can never be read."""
         self.answered: dict[tuple[str, str], int] = {}
         """Results by model and version."""
+        self.bases: dict[tuple[str, str], set[str]] = {}
+        """Likewise the digests of the weights that adapters lay over."""
         self._declared = declared
         self._shreds = Shreds(keys, self._declared)
         self._work = names.work("")
@@ -144,6 +147,8 @@ class Payloads:
         """None: there are none, or they are left out. Hidden is what the schema in force or its version's marks."""
         version = (result.model, result.version)
         self.answered[version] = self.answered.get(version, 0) + 1
+        if base := own_and_base(result.provenance.weights_digest)[1]:
+            self.bases.setdefault(version, set()).add(base)
         if result.outputs is None:
             return None
         fields = self._outputs.get(result.model)

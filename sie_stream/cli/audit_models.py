@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from scheduler.adapter_bases import Following
 from scheduler.launches import WEIGHT_SUFFIXES
 from schemas.codec import decode_cluster
 from schemas.wire import CodecError
@@ -17,7 +18,7 @@ from sie_stream.edge.tables import read_to_end
 from sie_stream.errors import ConfigError
 from sie_stream.ids import TopicNames
 from sie_stream.ports import LogReader
-from sie_stream.spec import from_json, to_json
+from sie_stream.spec import ModelSpec, from_json, to_json
 
 MODEL_CARD = "MODEL_CARD.md"
 MARKS = (b"ApplyModel", b"StartRollout")
@@ -29,11 +30,16 @@ Version = tuple[str, str]
 
 
 def write_models(
-    folder: Path, reader: LogReader, names: TopicNames, answered: Mapping[Version, int]
+    folder: Path,
+    reader: LogReader,
+    names: TopicNames,
+    answered: Mapping[Version, int],
+    bases: Mapping[Version, Collection[str]] | None = None,
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Writes each declaration, and its card where the package can be read from here.
 
-    `answered`: how many results of the bundle are of which version; empty model or version: of none.
+    `answered`: how many results of the bundle are of which version; empty model or version: of none. `bases`:
+    digests of the weights below, which results of adapters name.
     Returns which are there, and how many results have none.
     """
     folder.mkdir()
@@ -44,7 +50,7 @@ def write_models(
         written.append(f"{row.model}@{row.version}")
     declared = {(row.model, row.version) for row in rows.values()}
     wanted = {version: count for version, count in answered.items() if all(version) and version not in declared}
-    found = _declared_before(reader, names.cluster, wanted) if wanted else {}
+    found = _declared_before(reader, names.cluster, wanted, bases or {}) if wanted else {}
     for (model, version), row in sorted(found.items()):
         _write(folder / f"{model}@{version}", row)
         written.append(f"{model}@{version}")
@@ -52,18 +58,31 @@ def write_models(
     return tuple(written), gone
 
 
-def _declared_before(reader: LogReader, topic: str, wanted: Mapping[Version, int]) -> dict[Version, ModelRow]:
+def _declared_before(
+    reader: LogReader, topic: str, wanted: Mapping[Version, int], bases: Mapping[Version, Collection[str]]
+) -> dict[Version, ModelRow]:
     """The newest declaration of each version that is wanted, as it was accepted."""
     found: dict[Version, ModelRow] = {}
+    following = Following()
     for at_ms, command in _declarations(reader, topic):
         try:
-            spec = from_json(bytes(command.spec))
+            readings = [from_json(one) for one in following.readings(command)]
+            written = from_json(command.spec)
         except ConfigError:
             continue  # it was never in force
-        version = (spec.name, spec.version)
-        if version in wanted:
+        version = (written.name, written.version)
+        if readings and version in wanted:
+            spec = _that_answered(readings, bases.get(version, ())) or written
             found[version] = ModelRow(*version, 0, msgspec.Raw(to_json(spec)), "accepted", at_ms)
     return found
+
+
+def _that_answered(readings: Sequence[ModelSpec], bases: Collection[str]) -> ModelSpec | None:
+    """The declaration over the base that results name; None: nobody can say which it was, so it stays as written."""
+    fitting = [one for one in readings if one.backend.config.get("base_digest") in bases]
+    if fitting:
+        return fitting[-1]
+    return readings[0] if len(readings) == 1 else None
 
 
 def _declarations(reader: LogReader, topic: str) -> Iterator[tuple[int, ApplyModel | StartRollout]]:

@@ -21,6 +21,7 @@ from sie_stream.ids import TopicPartition
 from sie_stream.records import LogRecord
 from sie_stream.rollout_records import STABLE
 from sie_stream.spec import BUILT_IN_BACKENDS, KIND, ModelSpec, Problem, SpecError, parse_documents, to_json
+from sie_stream.spec.bases import named_base
 
 SUFFIXES = (".yaml", ".yml", ".json")
 APPLY_ANSWERS = frozenset({"model_accepted", "model_rejected", "model_unchanged", "rollout_started"})
@@ -116,6 +117,8 @@ def with_absolute_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     base = spec.backend.config.get("base")
     if spec.lora is None or spec.backend.name != "torch" or not isinstance(base, str) or _of_other_scheme(base):
         return spec  # servers of others have names for bases that are no paths
+    if named_base(spec) is not None:
+        return _without_absent_tokenizer(spec)  # a declared model, which the scheduler knows, with its tokenizer
     at = (folder / base.removeprefix("file://")).resolve()
     backend = spec.backend.model_copy(update={"config": spec.backend.config | {"base": str(at)}})
     return _with_tokenizer_of_base(spec.model_copy(update={"backend": backend}), at)
@@ -133,6 +136,14 @@ def _with_tokenizer_of_base(spec: ModelSpec, base: Path) -> ModelSpec:
     if beside.exists() or not below.exists():
         return spec
     return spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"path": str(below)})})
+
+
+def _without_absent_tokenizer(spec: ModelSpec) -> ModelSpec:
+    """An adapter whose folder is here without the tokenizer has that of its base."""
+    here = Path(spec.source.uri)
+    if spec.tokenizer is None or not here.is_dir() or (here / spec.tokenizer.path).exists():
+        return spec
+    return spec.model_copy(update={"tokenizer": None})
 
 
 def apply_specs(
@@ -159,6 +170,7 @@ def declare(
 ) -> list[Decision]:
     """Write ApplyModel for each and return the scheduler's answers. Raises NotReady when it stays silent."""
     actor = getpass.getuser()
+    specs = sorted(specs, key=lambda one: named_base(one[0]) is not None)  # a base is declared before what names it
     records = [ApplyModel(msgspec.Raw(to_json(with_absolute_paths(spec, folder))), actor) for spec, folder in specs]
     return ask(connection, records, [spec.model_id for spec, _ in specs], of_kind(APPLY_ANSWERS), timeout_s, tick)
 

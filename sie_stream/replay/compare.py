@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeGuard
 import msgspec
 from msgspec import Struct
 
+from sie_stream.adapter_digests import same_weights
 from sie_stream.records import Status
 
 Cause = Literal["version", "schema", "seed", "numeric", "missing", "retention", "status", "shredded", "no_key"]
@@ -97,8 +98,8 @@ def verdict(original: Original, again: Again, tolerance: float = 0.0) -> Verdict
 
 
 def _cause(original: Original, again: Again, found: list[tuple[str, float, bool]]) -> Cause:
-    same = (original.version, original.weights_digest) == (again.version, again.weights_digest)
-    same = same and original.engine == again.engine
+    same = (original.version, original.engine) == (again.version, again.engine)
+    same = same and same_weights(original.weights_digest, again.weights_digest)
     if same and (original.seed != again.seed or again.by_chance):
         return "seed"  # also where the form differs: what is drawn anew may be longer
     if any(shape for _, _, shape in found):

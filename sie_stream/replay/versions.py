@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sie_stream.adapter_digests import over, own_and_base
 from sie_stream.control import ModelLaunch, RouteRow
 from sie_stream.errors import ConfigError, did_you_mean
 
@@ -75,20 +76,35 @@ class VersionBook:
     def as_it_was(self, model: str, version: str, digest: str, at_ms: int) -> Declared | Unavailable:
         """The declaration in force at `at_ms` that gave answers of `version` from weights of `digest`.
 
-        The launch demands that digest, so an engine refuses weights that are not those any more.
+        The launch demands that digest, of an adapter also that of its base, so an engine refuses weights that are not
+        those any more.
         """
         same = [one for one in self._by_model.get(model, ()) if one.launch.version == version]
         if not same:
             return Unavailable(f"{model}@{version}: its declaration is not on the control log (any more).")
-        fitting = [one for one in same if one.launch.weights_digest in ("", digest)]
+        own, base = own_and_base(digest)
+        fitting = [one for one in same if _fits(one.launch, own, base)]
         if not fitting:
             return Unavailable(
                 f"{model}@{version}: answered with weights {digest or 'unknown'}, but every declaration of that "
-                f"version names {same[-1].launch.weights_digest}."
+                f"version names {_named(same[-1].launch)}."
             )
         before = [one for one in fitting if one.at_ms <= at_ms]
         one = before[-1] if before else fitting[0]
-        return replace(one, launch=replace(one.launch, weights_digest=digest))
+        config = one.launch.config | ({"base_digest": base} if base else {})
+        return replace(one, launch=replace(one.launch, weights_digest=own, config=config))
+
+
+def _fits(launch: ModelLaunch, own: str, base: str) -> bool:
+    """Whether these weights may be the declared ones. Of a base that the result does not name, any."""
+    if launch.weights_digest not in ("", own):
+        return False
+    return not base or (bool(launch.config.get("base")) and launch.config.get("base_digest") in (None, "", base))
+
+
+def _named(launch: ModelLaunch) -> str:
+    own, base = launch.weights_digest or "any", launch.config.get("base_digest")
+    return over(own, str(base)) if base else own
 
 
 def model_and_version(text: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ import msgspec
 from sie_stream.backend_facts import KINDS_OF_BACKEND, PRECISIONS_OF_KIND
 from sie_stream.input_schema import InputValidator, InvalidInput, compile_schema, schema_problems
 from sie_stream.problems import Problem, closest, shown
-from sie_stream.spec.model import SOURCE_SCHEMES, ModelSpec
+from sie_stream.spec.bases import MODEL_BASE, named_base
+from sie_stream.spec.model import SOURCE_SCHEMES, VERSION_PATTERN, ModelSpec
 
 BASELINES_MIN = 3
 TEXT_FIELDS = {"text-generation": "prompt", "embedding": "text"}
@@ -82,8 +84,12 @@ def _adapter(spec: ModelSpec, backend: str) -> Iterator[Finding]:
         message = f"a model of kind {shown(kind)} takes no adapter. Leave out lora and backend.config.base."
         yield Finding(at, kind, message, reads, ("text_generation",), None, ".kind")
     elif not isinstance(base, str) or not base:
-        message = "it is the folder of the model that lora.base names, beside `source`, the folder of the adapter."
-        yield Finding(at, base, message, reads, (), None, ".base")
+        message = (
+            "it is the model that lora.base names: its folder, or `model:NAME` (`model:NAME@VERSION`) where it is "
+            "declared, too. `source` is the folder of the adapter."
+        )
+        nearest = f"{MODEL_BASE}{spec.lora.base}" if spec.lora is not None else None
+        yield Finding(at, base, message, reads, (), nearest, ".base")
     elif spec.lora is None:
         message = "a model with backend.config.base is an adapter: say `lora: {base: MODEL, rank: RANK}`, too."
         yield Finding(("lora",), None, message, reads)
@@ -310,6 +316,18 @@ def _rollout(spec: ModelSpec) -> Iterator[Finding]:
 def _lora(spec: ModelSpec) -> Iterator[Finding]:
     if spec.lora is not None and spec.lora.base == spec.name:
         yield Finding(("lora", "base"), spec.lora.base, "a model cannot be an adapter over itself.", ("lora", "name"))
+    named = named_base(spec)
+    if named is None:
+        return
+    (name, version), given = named, spec.backend.config.get("base")
+    at, reads = ("backend", "config"), ("lora", "backend")
+    meant = f"{MODEL_BASE}{spec.lora.base}" if spec.lora is not None else None
+    if spec.lora is not None and name != spec.lora.base:
+        message = f"lora.base names another model, {spec.lora.base!r}: both are the base of this adapter."
+        yield Finding(at, given, message, reads, (), meant, ".base")
+    elif "@" in str(given) and not re.match(VERSION_PATTERN, version):
+        message = f"{version!r} is no version: `model:NAME` is the one that serves, `model:NAME@1.0.0` that one."
+        yield Finding(at, given, message, reads, (), meant, ".base")
 
 
 def _probes(spec: ModelSpec) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from gpu_worker.backends.base import EngineInput, EngineOutput, ModelRefused
 from gpu_worker.backends.decoder.model import DecoderModel
 from gpu_worker.backends.torch_backend import TorchBackend
 from gpu_worker.decoding.image import ImageRefused
+from sie_stream.adapter_digests import own_and_base
 from sie_stream.trunks import own_bytes
 from tests.decoders.adapters import MODULES, merged, write_adapter
 from tests.decoders.families import ask, prompts, save, with_tokenizer
@@ -214,8 +215,9 @@ def test_an_adapter_of_the_same_name_and_path_with_other_weights_misses(
 
 def test_a_digest_that_was_declared_covers_scale_and_targets(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", base)
-    digest = engine()(adapter, base).weights_digest
-    assert engine()(adapter, base, digest).weights_digest == digest
+    digest, beneath = own_and_base(found := engine()(adapter, base).weights_digest)
+    assert beneath == engine()(base).weights_digest, "results name both"
+    assert engine()(adapter, base, digest, base_digest=beneath).weights_digest == found
     write_adapter(tmp_path / "adapter", base, lora_alpha=60)
     with pytest.raises(ModelRefused, match="not the declared ones"):
         engine()(adapter, base, digest)

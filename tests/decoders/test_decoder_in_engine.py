@@ -33,6 +33,7 @@ from gpu_worker.engine_messages import (
     decode_from_engine,
     encode_message,
 )
+from sie_stream.adapter_digests import own_and_base
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.clock import SystemClock
 from sie_stream.rollout_records import GoldenRequest
@@ -274,7 +275,9 @@ def test_an_adapter_tells_the_host_its_trunk_and_why_it_was_refused(
     assert plain.trunk is not None
     assert loaded.trunk is not None
     assert (loaded.trunk.opening, loaded.trunk.before) == (plain.trunk.digest, plain.trunk.digest)
-    assert loaded.trunk.adapter == f"{loaded.weights_digest} from [7, 8] on"
+    own, beneath = own_and_base(loaded.weights_digest)
+    assert beneath == plain.weights_digest
+    assert loaded.trunk.adapter == f"{own} from [7, 8] on"
     assert loaded.parts == plain.parts
     settings = {"kind": "text_generation", "base": str(talkative), "lora_rank": RANK + 1}
     engine.tell(Load(SLOT, msgspec.json.encode(launch(folder, "torch", settings))))

@@ -19,12 +19,18 @@ def base_of(launch: ModelLaunch) -> Path | None:
             message = f"backend.config.base_digest is of the base of an adapter, and there is no {FIELD}: give both."
             raise ModelRefused("invalid_model_config", message)
         return None
+    if str(given).startswith("model:"):
+        message = (
+            f"{FIELD}: {str(given)!r}: the declaration of that model is not known, so nobody can say where its weights "
+            "are. Apply it before the adapter, or give its folder instead."
+        )
+        raise ModelRefused("weights_missing", message)
     base = local_source(str(given), FIELD)
     why = _no_base(base) if _there(base, "") else "there is no such folder on this worker."
     if why:
         wanted = (
             "Expected is the folder of the model that the adapter was trained on, or its GGUF file, by an absolute "
-            "path; the name of a model is for lora.base."
+            "path; a declared model is named as `model:NAME`."
         )
         raise ModelRefused("weights_missing", f"{FIELD}: {str(given)!r}: {why} {wanted}")
     return base

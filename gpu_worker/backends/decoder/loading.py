@@ -11,7 +11,9 @@
   pooling         of an embedding head: mean (default) over all tokens | last: the last token's
   repeatable      true: the same bits whatever runs beside a request, at a lower speed (default false)
   base            folder (or GGUF file) of the base model; `source` is then the folder of a LoRA adapter for it, in the
-                  files PEFT writes: plain, or activated (alora_invocation_tokens)
+                  files PEFT writes: plain, or activated (alora_invocation_tokens). A declaration may name a declared
+                  model instead, `model:NAME[@VERSION]`; the scheduler then puts that one's source here, its digest
+                  into base_digest, and which it was into base_model
   base_digest     of the weights of the base; others are refused (default: any)
   lora_rank, lora_sharing
                   `lora.rank` and `lora.sharing` of the declaration, which puts them here
@@ -49,6 +51,7 @@ from gpu_worker.decoding.kv_tier import KvTier
 from gpu_worker.decoding.step_scheduler import StepLimits, StepScheduler
 from gpu_worker.decoding.swapping import SwapLimits, SwapSpace
 from gpu_worker.decoding.transcript import Detokenise
+from sie_stream.adapter_digests import over
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.tokenizer import shared_tokenizers
 from sie_stream.errors import ConfigError, did_you_mean
@@ -68,8 +71,15 @@ class Sources(NamedTuple):
 
     @property
     def declared_digest(self) -> str:
-        """Of what `source` of the declaration names: results carry it."""
+        """Of what `source` of the declaration names."""
         return (self.adapter_digest or self.network_digest).result()
+
+    @property
+    def answering_digest(self) -> str:
+        """Of all that answers depend on: results carry it."""
+        if self.adapter_digest is None:
+            return self.network_digest.result()
+        return over(self.adapter_digest.result(), self.network_digest.result())
 
     @property
     def digest(self) -> str:
@@ -156,7 +166,7 @@ class DecoderLoader:
             tier=self._opened(),
             weights=tensor_weights(loaded.network.tensors),
             pools={arena.name: arena.size_bytes},
-            weights_digest=sources.declared_digest,
+            weights_digest=sources.answering_digest,
         )
 
     def _detokenise(self, launch: ModelLaunch) -> Detokenise | None:

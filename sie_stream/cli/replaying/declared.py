@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scheduler.adapter_bases import Following
 from scheduler.launches import accept
 from schemas.codec import decode_cluster
 from schemas.wire import CodecError
@@ -19,19 +20,25 @@ MARKS = (b"ApplyModel", b"DeleteModel", b"StartRollout")
 
 
 def declarations(reader: LogReader, names: TopicNames) -> Iterator[Declared | Withdrawn]:
-    """In the order of sie.cluster. What the scheduler would reject is left out."""
+    """In the order of sie.cluster. What the scheduler would reject is left out.
+
+    An adapter over a declared model comes once for each version of that model that may have been its base.
+    """
+    bases = Following()
     for record in read_to_end(reader, names.cluster, timeout_s=600.0):
         if record.value is None or not any(mark in record.value[:64] for mark in MARKS):
             continue
         try:
             command = decode_cluster(record.value)
             if isinstance(command, DeleteModel):
+                bases.withdrawn(command.model)
                 yield Withdrawn(record.timestamp_ms, command.model)
                 continue
             if not isinstance(command, ApplyModel | StartRollout):
                 continue
-            accepted = accept(bytes(command.spec), names)
+            accepted = [accept(bytes(one), names) for one in bases.readings(command)]
         except (CodecError, SpecError):
             continue
         beside = isinstance(command, StartRollout)
-        yield Declared(record.offset, record.timestamp_ms, accepted.launch, accepted.route, beside)
+        for one in accepted:
+            yield Declared(record.offset, record.timestamp_ms, one.launch, one.route, beside)

@@ -96,7 +96,8 @@ class Engines:
         if key in self._targets:
             return
         try:
-            stage2 = self._stage2_of(launch)
+            # What is pooled in production is finished here, too: there is no egress after this process.
+            stage2 = self._stage2_of(msgspec.structs.replace(launch, fusion="fused"))
         except Stage2Refused as refusal:
             self._targets[key] = Unavailable(f"{launch.model}@{launch.version}: {refusal}")
             return

@@ -45,8 +45,9 @@ def test_a_model_without_base_is_no_adapter(folder: Path) -> None:
     [
         (
             "smollm2",
-            "by an absolute path; the name of a model is for lora.base.",
+            "by an absolute path; a declared model is named as `model:NAME`.",
         ),
+        ("model:chat", "'model:chat': the declaration of that model is not known"),
         ("{}/gone", "gone': there is no such folder on this worker. Expected is the folder of the model that"),
         ("{}/loop", "there is no such folder"),
         ("a\0b", "there is no such folder"),

@@ -98,6 +98,13 @@ def test_a_marked_value_that_looks_protected_is_hashed_like_any_other(payloads: 
     assert b"ada-lovelace" not in (written or b"") + (text or b"")
 
 
+def test_which_weights_adapters_lay_over_is_told_by_model_and_version(payloads: Payloads) -> None:
+    told = result("plain", None)
+    for digest in ("sha256:a over sha256:b", "sha256:a over sha256:c", "sha256:a"):
+        payloads.outputs(structs.replace(told, provenance=structs.replace(told.provenance, weights_digest=digest)))
+    assert payloads.bases == {("plain", told.version): {"sha256:b", "sha256:c"}}
+
+
 def test_what_nobody_can_judge_is_left_out_and_counted(payloads: Payloads) -> None:
     assert payloads.inputs("people", b'{"nmae":"Ada"}', refused=True) is None
     assert payloads.inputs("gone", b'{"name":"Ada"}', refused=False) is None

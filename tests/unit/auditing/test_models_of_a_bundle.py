@@ -17,6 +17,7 @@ from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from sie_stream.sim.log import SimLog
 from tests.unit.scheduler.kit import spec_json
+from tests.unit.scheduler.test_adapter_bases import ONE, TWO, chat, support
 
 NAMES = TopicNames()
 
@@ -79,3 +80,30 @@ def test_the_card_lies_beside_a_file_of_weights(tmp_path: Path) -> None:
     )
     write_models(tmp_path / "models", log.reader("test"), NAMES, {})
     assert (tmp_path / "models" / f"churn.{MODEL_CARD}").read_text() == "beside"
+
+
+@pytest.mark.parametrize(
+    ("versions", "answered", "base"),
+    [
+        ({"1.0.0": ONE}, set[str](), "chat@1.0.0"),
+        ({"1.0.0": ONE, "2.0.0": TWO}, {ONE}, "chat@1.0.0"),
+        ({"1.0.0": ONE, "2.0.0": TWO}, {TWO, ONE}, "chat@2.0.0"),
+        ({"1.0.0": ONE, "2.0.0": TWO}, set[str](), None),
+        ({"1.0.0": None, "2.0.0": None}, {ONE}, None),
+    ],
+)
+def test_the_declaration_of_an_adapter_says_over_which_model_it_answered_or_stays_as_written(
+    versions: dict[str, str | None], answered: set[str], base: str | None, tmp_path: Path
+) -> None:
+    """A version that a rollout brought may never have been the base, and a bundle tells nothing that may be wrong."""
+    log = SimLog()
+    log.admin().ensure([TopicSpec(NAMES.cluster, 1, {}), TopicSpec(NAMES.models, 1, {})])
+    commands = [ApplyModel(Raw(spec)) for spec in (*(chat(*one) for one in versions.items()), support())]
+    log.plain_writer().write([LogWrite(NAMES.cluster, encode_cluster(one), b"chat", 0) for one in commands])
+    version = ("support", "1.0.0")
+    write_models(tmp_path / "models", log.reader("test"), NAMES, {version: 1}, {version: answered})
+    row = json.loads((tmp_path / "models" / "support@1.0.0.json").read_text())
+    config = row["spec"]["backend"]["config"]
+    assert config.get("base_model") == base
+    assert config.get("base_digest") == (versions[base.partition("@")[2]] if base else None)
+    assert (config["base"] == "model:chat") is (base is None)

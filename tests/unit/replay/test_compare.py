@@ -49,6 +49,20 @@ def test_a_difference_has_its_cause(again: Again, cause: str) -> None:
     assert found.fields
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        ("sha256:a over sha256:b", "sha256:a over sha256:c", "version"),
+        ("sha256:a over sha256:b", "sha256:a over sha256:b", "numeric"),
+        ("sha256:a", "sha256:a over sha256:b", "numeric"),
+    ],
+)
+def test_an_adapter_over_other_weights_is_another_version(before: str, after: str, cause: str) -> None:
+    """Results that were written before bases were named say nothing of theirs."""
+    original = msgspec.structs.replace(ORIGINAL, weights_digest=before)
+    assert verdict(original, other(outputs=b'{"score":0.6}', weights_digest=after)).cause == cause
+
+
 def test_what_is_equal() -> None:
     assert verdict(ORIGINAL, AGAIN) is EQUAL
     assert verdict(ORIGINAL, other(version="2", engine="other")) is EQUAL

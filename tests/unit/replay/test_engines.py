@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from gpu_worker.backends.base import EngineInput, EngineOutput
 from gpu_worker.sim.engine import EngineScript, SimEngines
 from sie_stream.cli.replaying.engines import Engines, Target
 from sie_stream.control import ModelLaunch
 from sie_stream.edge.stop import StopFlag
+from sie_stream.postprocess import build_outputs
 from sie_stream.replay.versions import Unavailable
 
 
@@ -74,6 +78,16 @@ def test_a_loaded_version_says_what_provenance_says() -> None:
     assert world.engines.target(launch()) is target
     world.run("abcdefghij", target)
     assert world.codes() == dict.fromkeys("abcdefghij")
+
+
+def test_tokens_of_a_pooled_model_become_text_here_for_no_egress_follows(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"yes": 0}, unk_token="yes")).save(str(file))
+    pooled = msgspec.structs.replace(launch(), fusion="pooled", tokenizer=str(file))
+    target = World().engines.target(pooled)
+    assert isinstance(target, Target)
+    assert target.launch.fusion == "pooled"
+    assert build_outputs(target.stage2, None, [0], "stop") == b'{"text":"yes","finish_reason":"stop"}'
 
 
 def test_an_exception_and_a_death_fail_the_one_that_caused_them() -> None:

@@ -15,7 +15,7 @@ from sie_stream.cli.replaying.declared import declarations
 from sie_stream.cli.replaying.protected import Protection
 from sie_stream.cli.replaying.run import SHADOW_COPY, Job, Replay
 from sie_stream.cli.replaying.scratch import Scratch
-from sie_stream.commands import ApplyModel, StartRollout
+from sie_stream.commands import ApplyModel, DeleteModel, StartRollout
 from sie_stream.edge.stop import StopFlag
 from sie_stream.ids import TopicNames, TopicPartition, variant_unit
 from sie_stream.ports import TopicSpec
@@ -29,6 +29,7 @@ from sie_stream.settings import Settings
 from sie_stream.sim.log import SimLog
 from tests.unit.replay.test_scratch import result
 from tests.unit.scheduler.kit import spec_json
+from tests.unit.scheduler.test_adapter_bases import ONE, TWO, chat, support
 from tests.unit.worker.rig import work_item
 
 NAMES = TopicNames()
@@ -124,3 +125,29 @@ def test_a_version_that_rollout_start_brought_is_declared() -> None:
         ("1.1.0", True),
     ]
     assert VersionBook(history).pinned("churn", "1.1.0").launch.version == "1.1.0"
+
+
+def test_an_adapter_is_declared_over_the_base_that_its_results_name() -> None:
+    log = SimLog()
+    log.admin().ensure([TopicSpec(NAMES.cluster, 1, {})])
+    specs = [chat(), chat("2.0.0", TWO), support()]
+    commands = [ApplyModel(Raw(spec)) for spec in specs]
+    log.plain_writer().write([LogWrite(NAMES.cluster, encode_cluster(one), b"chat", 0) for one in commands])
+    book = VersionBook(declarations(log.reader("test"), NAMES))
+    for digest, base in ((ONE, "chat@1.0.0"), (TWO, "chat@2.0.0")):
+        found = book.as_it_was("support", "1.0.0", f"sha256:own over {digest}", 10**15)
+        assert isinstance(found, Declared)
+        assert (found.launch.config["base_model"], found.launch.config["base_digest"]) == (base, digest)
+    assert book.pinned("support", "").launch.config["base_model"] == "chat@2.0.0"
+
+
+def test_an_adapter_that_is_refused_after_its_base_was_deleted_is_replayed_as_it_went_on() -> None:
+    log = SimLog()
+    log.admin().ensure([TopicSpec(NAMES.cluster, 1, {})])
+    commands = [ApplyModel(Raw(chat())), ApplyModel(Raw(support())), DeleteModel("chat"), ApplyModel(Raw(support()))]
+    log.plain_writer().write([LogWrite(NAMES.cluster, encode_cluster(one), b"chat", 0) for one in commands])
+    book = VersionBook(declarations(log.reader("test"), NAMES))
+    found = book.as_it_was("support", "1.0.0", f"sha256:own over {ONE}", 10**15)
+    assert isinstance(found, Declared)
+    assert found.launch.config["base_model"] == "chat@1.0.0"
+    assert book.pinned("support", "1.0.0").launch.config["base_model"] == "chat@1.0.0"

@@ -376,7 +376,25 @@ def test_an_adapter_for_our_decoder_says_where_its_base_is(
     assert value in problem.value
 
 
+@pytest.mark.parametrize(
+    ("base", "said", "nearest"),
+    [
+        ("model:caht", "lora.base names another model, 'chat'", "model:chat"),
+        ("model:", "lora.base names another model, 'chat'", "model:chat"),
+        ("model:chat@", "'' is no version", "model:chat"),
+        ("model:chat@newest", "'newest' is no version: `model:NAME` is the one that serves", "model:chat"),
+        (None, "its folder, or `model:NAME`", "model:chat"),
+    ],
+)
+def test_a_base_by_name_is_the_model_of_lora_base(base: str | None, said: str, nearest: str) -> None:
+    config = {"kind": "text_generation", "base": base}
+    problem = only({"lora": LORA, "backend": {"name": "torch", "config": config}})
+    assert (problem.path, problem.nearest) == ("backend.config.base", nearest)
+    assert said in problem.message
+
+
 def test_an_adapter_with_its_base_is_declared_and_other_backends_decide_themselves() -> None:
-    config = {"kind": "text_generation", "base": "models/chat"}
-    assert parse_object(MINIMAL | {"lora": LORA, "backend": {"name": "torch", "config": config}})
+    for base in ("models/chat", "model:chat", "model:chat@1.0.0", "model:chat@v2"):
+        config = {"kind": "text_generation", "base": base}
+        assert parse_object(MINIMAL | {"lora": LORA, "backend": {"name": "torch", "config": config}})
     assert parse_object(MINIMAL | {"lora": LORA, "backend": {"name": "vllm", "config": {"server": "python"}}})
