@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sie_stream.control import Device
 from sie_stream.settings import Settings
@@ -16,6 +16,7 @@ A scorer of tier-0 needs a millisecond; an engine that generates text takes all 
 (and hosts and broker, which stay at 0) at once when the other has a lower priority, which gets what is left.
 """
 REALTIME_TIER = "tier-0"
+TRIAL_LOAD_NICE = 10
 LIBRARIES_BYTES = 2 * 1024**3
 """What an engine may hold on top of its device's memory: interpreter, libraries, buffers, a file while it is read."""
 
@@ -30,6 +31,8 @@ class EngineLimits(Struct, frozen=True):
     """Processors it may run on; none: all."""
     realtime_priority: int = 0
     """1 to 99 of the kernel's round-robin class; 0: an ordinary process."""
+    load_nice: int = 0
+    """Niceness, on top of `nice`, of the threads that import libraries and load models."""
 
 
 def engine_limits(settings: Settings, tier: str, devices: Iterable[Device]) -> dict[str, EngineLimits]:
@@ -45,6 +48,13 @@ def engine_limits(settings: Settings, tier: str, devices: Iterable[Device]) -> d
         )
         for device in devices
     }
+
+
+def limits_on_trial(limits: EngineLimits, threads: int) -> EngineLimits:
+    """Nobody waits for a version on trial to load, so what serves goes first. Its batches run like all others: its
+    latency is compared. `threads`: of one batch; a pool of several would be made while loading, and stay nice.
+    """
+    return structs.replace(limits, load_nice=TRIAL_LOAD_NICE) if threads == 1 else limits
 
 
 def memory_limit(settings: Settings, device: Device) -> int:

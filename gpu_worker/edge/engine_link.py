@@ -34,9 +34,9 @@ from gpu_worker.engine_messages import (
     encode_message,
 )
 from gpu_worker.engine_port import EngineDied, EngineEvent, EngineKey, ModelLoaded
-from gpu_worker.isolation import EngineLimits
+from gpu_worker.isolation import EngineLimits, limits_on_trial
 from gpu_worker.memory.slots import Below
-from sie_stream.control import ModelLaunch
+from sie_stream.control import TRIAL, ModelLaunch
 from sie_stream.edge.clock import SystemClock
 
 MODULE = "gpu_worker.edge.engine_process"
@@ -79,6 +79,7 @@ class EngineLinks:
         `arenas`: by device, of those that have a budget. `kv_tier_bytes`: memory of each engine that outlives its
         process (setting kv_tier_mb). `spares`: backends whose engines have a second process that waits to take over
         (setting spare_engines)."""
+        self._threads = threads
         self._arenas = arenas or {}
         self._limits = limits or {}
         self._groups = groups
@@ -232,6 +233,8 @@ class EngineLinks:
         """A process that imports its backend and then waits; nobody listens to it yet."""
         ours, theirs = socket.socketpair()
         limits = self._limits.get(engine.device, EngineLimits())
+        if engine.domain == TRIAL:
+            limits = limits_on_trial(limits, self._threads)
         command = [
             *(sys.executable, "-m", MODULE),
             *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from mmap import mmap
 from queue import SimpleQueue
 from typing import NoReturn
@@ -89,12 +90,18 @@ class EngineProcess:
     """Serves one socket until it closes."""
 
     def __init__(
-        self, backend: Backend, end: EngineSocket, clock: SystemClock, arena: ArenaOption | None = None
+        self,
+        backend: Backend,
+        end: EngineSocket,
+        clock: SystemClock,
+        arena: ArenaOption | None = None,
+        load_nice: int = 0,
     ) -> None:
-        """arena: None on a device without a budget."""
+        """arena: None on a device without a budget. load_nice: see EngineLimits."""
         self._backend = backend
         self._socket = end
         self._clock = clock
+        self._load_nice = load_nice
         self._models = EngineModels(
             backend, arena.arena() if arena else None, lambda message: self._send(encode_message(message)), clock
         )
@@ -183,6 +190,7 @@ class EngineProcess:
             self._models.unload(slot, model)
 
     def _load_for_ever(self) -> None:
+        os.nice(self._load_nice)  # of this thread alone
         while True:
             message = self._loads.get()
             try:
@@ -286,6 +294,16 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit(1)  # it ended before we could ask
 
 
+def imported(backend: str, clock: SystemClock, nice: int) -> Backend:
+    """The backend, imported at that niceness. Linux has it per thread, and nobody may take it back: so one thread is
+    made for it. Only where it is asked for: libraries that set signal handlers must be imported by the main thread.
+    """
+    if nice == 0:
+        return load_backend(backend, clock)
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(nice,)) as thread:
+        return thread.submit(load_backend, backend, clock).result()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="engine_process")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the host")
@@ -297,7 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arena", default="null", help="ArenaOption as JSON; null: the device has no budget")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
-    apply_limits(msgspec.json.decode(options.limits, type=EngineLimits))
+    limits = msgspec.json.decode(options.limits, type=EngineLimits)
+    apply_limits(limits)
     # A terminal's Ctrl-C and a supervisor's SIGTERM are for the host, which still needs us to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -305,11 +324,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     clock = SystemClock()
     end = EngineSocket(socket.socket(fileno=options.fd))
     try:
-        backend = load_backend(options.backend, clock)
+        backend = imported(options.backend, clock, limits.load_nice)
         if options.kv_tier >= 0 and isinstance(backend, KeepsBlocks):
             backend.keep_in(memoryview(mmap(options.kv_tier, 0)))
         arena = msgspec.json.decode(options.arena, type=ArenaOption | None)
-        EngineProcess(backend, end, clock, arena).serve()
+        EngineProcess(backend, end, clock, arena, limits.load_nice).serve()
     except PeerClosed:
         return 0
     except SieError as error:

