@@ -1,7 +1,7 @@
 """Scenario `rollout`: what a good rollout does to the p99 of the stable traffic.
 
 Calm, rollout, calm, rollout, ..., calm: each rollout is held against the calm before and after it, so that a machine
-that slows down by itself slows both. At the rate that `sie-stream demo-canary` would choose here.
+that slows down by itself slows both. At the rate and with the one worker of `sie-stream demo-canary`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWERED_S = 20.0
 
 def run(quick: bool) -> dict[str, float]:
     rollouts = ROLLOUTS_QUICK if quick else ROLLOUTS
-    with world("steady") as here, engine(here, Layout(workers=2)) as sie:
+    with world("steady") as here, engine(here, Layout(workers=1)) as sie:
         spec, folder = load_specs(MODELS_DIR / MODEL / "model-spec.yaml")[0]
         apply_specs(sie.cluster.connection, [(spec, folder)], READY_S, lambda count: None, sie.cluster.watch)
         rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
