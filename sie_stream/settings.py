@@ -25,6 +25,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     models_dir: str = ".models"
     kafka_dir: str = ""
     """Cache of the Kafka jars; empty: ~/.cache/sie-stream."""
+    broker_heap_mb: int = 0
+    """Heap of the embedded broker; 0: 1024 for that of `up`, 512 for that of a demo."""
     java_home: str = ""
     client_overrides: dict[str, str] = field(default_factory=dict)
     """librdkafka settings passed through to every client (security.protocol, sasl.*, ssl.* ...)."""
@@ -106,8 +108,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     the first one ends (torch: some seconds less, 250 MB more). Empty: none."""
     trial_engines: str = "onnx,sklearn"
     """Backends, separated by commas, whose versions on trial run in engine processes of their own, beside the ones that
-    hold what serves: a version that ends or slows its engine touches no other model. Not for backends whose models
-    share weights, KV blocks or a server. Empty: none."""
+    hold what serves: one that ends its engine ends no other model, and its slow batches keep none waiting. Not for
+    backends whose models share weights, KV blocks or a server. Empty: none."""
     kv_tier_mb: int = 0
     """Host memory of each engine process that outlives it: full KV blocks and where requests stand, so that requests
     of an engine that was killed go on instead of being computed again. The oldest is overwritten first: as large as
@@ -188,6 +190,7 @@ BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("device_memory_mb", 0, 16 * 1024 * 1024),
     ("host_memory_mb", 0, 16 * 1024 * 1024),
     ("engine_threads", 1, 256),
+    ("broker_heap_mb", 0, 1024 * 1024),
     ("engine_memory_limit_mb", 0, 16 * 1024 * 1024),
     ("engine_realtime_priority", 0, 99),
     ("kv_tier_mb", 0, 16 * 1024 * 1024),

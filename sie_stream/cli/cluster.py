@@ -104,6 +104,7 @@ class Cluster:
             java_home=self.settings.java_home or None,
             cache_dir=Path(self.settings.kafka_dir) if self.settings.kafka_dir else None,
             compiler=self.layout.compiler,
+            heap_mb=self.settings.broker_heap_mb or None,
         )
         self.broker = EmbeddedBroker.start(config, Deadline.after(time.monotonic_ns() // 1_000_000, 120_000))
         self.settings = msgspec.structs.replace(self.settings, bootstrap_servers=self.broker.bootstrap_servers)

@@ -361,7 +361,7 @@ def _advice(output: str) -> str:
     if "No space left on device" in output:
         return "What to do: free some disk space, or move the data folder."
     if "Could not reserve enough space" in output or "OutOfMemoryError" in output:
-        return "What to do: the machine lacks memory; lower heap_mb."
+        return "What to do: the machine lacks memory; give the broker less (setting broker_heap_mb)."
     if "Permission denied" in output or "AccessDenied" in output:
         return "What to do: make the data folder writable for this user."
     return "What to do: see the log above; `sie-stream doctor` checks Java, the jars and the folder."
