@@ -55,8 +55,8 @@ PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "8",
     # Kafka asks its own coordinator, over a socket, before the first records of each partition in each transaction: a
-    # guard against requests that arrive after their transaction has ended, and half of our latency. librdkafka waits
-    # for those under way before it ends one, and where it cannot know it takes a new epoch, which fences them.
+    # guard against requests that arrive after their transaction has ended, and half of our latency. Our writer keeps
+    # those out by itself (see kafka_writer.py).
     "transaction.partition.verification.enable": "false",
     # Transactions of a killed producer end soon after their timeout, not up to 10 s later.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",

@@ -26,6 +26,11 @@ QUEUE_BUDGET_S = 10.0
 """How long a full local queue may hold write() up."""
 UNKNOWN_BUDGET_S = 2.0
 """How long write() looks for a topic or partition the client has not heard of."""
+SURE_SHARE = 0.9
+"""Part of the shortest timeout of a request after which a transaction is not ended by its own client any more. Before
+it, librdkafka has given up no request and sent none twice, and abort_transaction() waits for those under way."""
+REQUEST_TIMEOUTS = ("socket.timeout.ms", "message.timeout.ms", "delivery.timeout.ms")
+"""Where nobody sets them they follow the transaction timeout (the first is 100 ms shorter)."""
 
 
 def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
@@ -123,8 +128,13 @@ class _Outbox:
 class KafkaTransactionalWriter:
     """Implements ports.TransactionalWriter.
 
-    A transaction is meant to open only to commit, so nothing lingers: commit() flushes at once.
-    `transaction_timeout_ms` is also the budget of commit() and of abort(); init() may wait `init_budget_ms`.
+    A transaction is meant to open only to commit, so nothing lingers: commit() flushes at once. From begin() to the end
+    of commit() or abort() it has SURE_SHARE of `transaction_timeout_ms`, or of the timeout of a request where overrides
+    make that shorter; init() may wait `init_budget_ms`.
+
+    What is not ended by then is left to init() of a new incarnation, which takes a new epoch. librdkafka would abort
+    under the old one and take the new epoch afterwards (KAFKA-14053, librdkafka #5423). A request that Kafka reads in
+    between, from a connection that was given up, lands behind the abort marker, and the next commit makes it visible.
     """
 
     def __init__(
@@ -145,10 +155,14 @@ class KafkaTransactionalWriter:
             # loses its broker for good fails within its timeout instead, and the process is replaced.
             "metadata.recovery.strategy": "none",
         }
-        self._outbox = _Outbox(config | dict(overrides or {}), record_bytes_max)
+        config |= dict(overrides or {})
+        self._outbox = _Outbox(config, record_bytes_max)
         self._producer = self._outbox.producer
-        self._budget_ms = transaction_timeout_ms
+        timeouts_ms = [int(str(config[name])) for name in REQUEST_TIMEOUTS if name in config]
+        self._budget_ms = round(SURE_SHARE * min([transaction_timeout_ms, *timeouts_ms]))
         self._init_budget_ms = init_budget_ms
+        self._deadline_s = 0.0
+        """When (time.monotonic) the open transaction has used up its time."""
         self._fenced: Fenced | None = None
         self._open = False
         self._stuck = False
@@ -157,7 +171,8 @@ class KafkaTransactionalWriter:
         self.transactional_id = transactional_id
 
     def init(self) -> None:
-        self._call("init_transactions", self._producer.init_transactions, self._init_budget_ms)
+        deadline_s = time.monotonic() + self._init_budget_ms / 1000.0
+        self._call("init_transactions", self._producer.init_transactions, deadline_s)
 
     def begin(self) -> None:
         self._refuse_when_fenced()
@@ -167,6 +182,7 @@ class KafkaTransactionalWriter:
         except KafkaException as raised:
             raise self._judge(from_exception(raised, "begin transaction")) from raised
         self._open = True
+        self._deadline_s = time.monotonic() + self._budget_ms / 1000.0
 
     def write(self, writes: Iterable[LogWrite]) -> None:
         """Raises RecordTooLarge (nothing enqueued, the transaction goes on) or TransactionAborted or Fenced."""
@@ -194,7 +210,7 @@ class KafkaTransactionalWriter:
             lambda timeout_s: self._watched(
                 lambda: self._producer.send_offsets_to_transaction(positions, membership, timeout_s), timeout_s
             ),
-            self._budget_ms,
+            self._deadline_s,
         )
 
     def _await_coordinator(self, reader: LogReader | GroupReader, offsets: Iterable[TopicPartition]) -> None:
@@ -227,7 +243,7 @@ class KafkaTransactionalWriter:
         abort()), Fenced, or FatalLogError: the outcome is unknown; init() of a new writer settles it."""
         self._refuse_when_fenced()
         try:
-            self._call("commit transaction", self._producer.commit_transaction, self._budget_ms)
+            self._call("commit transaction", self._producer.commit_transaction, self._deadline_s)
         except TransactionAborted as error:
             failed = self._outbox.take_failure()
             if isinstance(failed, (Fenced, RecordTooLarge)):
@@ -236,38 +252,46 @@ class KafkaTransactionalWriter:
         self._open = False
 
     def abort(self) -> None:
-        """Nothing happens when no transaction is open."""
+        """Nothing happens when no transaction is open. Raises Fenced, or FatalLogError: what was sent may still be on
+        its way, and only init() of a new writer can keep it out."""
         self._refuse_when_fenced()
         if not self._open:
             return
-        self._call("abort transaction", self._producer.abort_transaction, self._budget_ms)
+        if time.monotonic() >= self._deadline_s:
+            raise FatalLogError(
+                f"the transaction of {self.transactional_id} has lasted longer than {self._budget_ms} ms: records of it"
+                " may still be on their way, and only a new incarnation can keep them out"
+            )
+        self._call("abort transaction", self._producer.abort_transaction, self._deadline_s)
         self._outbox.take_failure()
         self._open = False
 
     def close(self) -> None:
-        """An open transaction is aborted. A fenced writer has nothing left to say: its client is just dropped."""
+        """The client of a fenced writer is just dropped, and so is one with an open transaction: it would abort that
+        without waiting for what is on its way. A successor's init() does it, or else Kafka after the timeout."""
         if self._stuck:
             return  # closing would wait for the call that never returns
         self._producer.purge()
-        if self._fenced is None:
+        if self._fenced is None and not self._open:
             close_client(self._producer.close)
 
-    def _call(self, doing: str, call: Callable[[float], None], budget_ms: int) -> None:
-        """One transactional call, repeated while the client says that it may be."""
+    def _call(self, doing: str, call: Callable[[float], None], deadline_s: float) -> None:
+        """One transactional call, repeated until `deadline_s` (time.monotonic) while the client says that it may be."""
         self._refuse_when_fenced()
-        deadline = time.monotonic() + budget_ms / 1000.0
+        started_s = time.monotonic()
 
         def attempt() -> None:
             try:
-                call(max(0.1, deadline - time.monotonic()))
+                call(max(0.1, deadline_s - time.monotonic()))
             except KafkaException as raised:
                 raise self._judge(from_exception(raised, f"{doing} of {self.transactional_id}")) from raised
 
         try:
-            retry_until(budget_ms, attempt)
+            retry_until(round(max(0.0, deadline_s - started_s) * 1000.0), attempt)
         except Retriable as error:
+            took_ms = round((time.monotonic() - started_s) * 1000.0)
             waiting = f"{len(self._producer)} records undelivered"  # none: Kafka has them, and did not answer the end
-            raise FatalLogError(f"{error}; gave up after {budget_ms} ms, {waiting}") from error
+            raise FatalLogError(f"{error}; gave up after {took_ms} ms, {waiting}") from error
 
     def _judge(self, error: LogError) -> LogError:
         if isinstance(error, Fenced):

@@ -108,11 +108,16 @@ class EngineRoom:
         self._end_load()
         self.watch_until(self._all_confirmed, "Kafka to have all requests", timeout_s)
         self._await_all_answers(timeout_s)
+        bootstrap = self.cluster.settings.bootstrap_servers
+        proof = prove(bootstrap)
         owners = owners_on(self.cluster.connection)
         assert owners.assignments > 0, "nothing was checked"
-        assert owners.results == self.sent
+        if owners.results != self.sent:
+            places = whereabouts(bootstrap, {*proof["lost"], *proof["duplicates"], *proof["unasked"]})
+            seen = f"{self.sent} sent, {owners.results} answers of workers; on the topics: {proof}"
+            raise AssertionError("\n".join([seen, *places]))
         assert not owners.violations, "\n".join(owners.violations[:20])
-        return prove(self.cluster.settings.bootstrap_servers)
+        return proof
 
     def _end_load(self) -> None:
         self._stopping.set()
