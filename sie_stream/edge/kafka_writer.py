@@ -30,7 +30,8 @@ SURE_SHARE = 0.9
 """Part of the shortest timeout of a request after which a transaction is not ended by its own client any more. Before
 it, librdkafka has given up no request and sent none twice, and abort_transaction() waits for those under way."""
 REQUEST_TIMEOUTS = ("socket.timeout.ms", "message.timeout.ms", "delivery.timeout.ms")
-"""Where nobody sets them they follow the transaction timeout (the first is 100 ms shorter)."""
+"""Where nobody sets them they follow the transaction timeout, the first of them ANSWER_MS earlier."""
+ANSWER_MS = 100
 
 
 def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
@@ -159,7 +160,7 @@ class KafkaTransactionalWriter:
         self._outbox = _Outbox(config, record_bytes_max)
         self._producer = self._outbox.producer
         timeouts_ms = [int(str(config[name])) for name in REQUEST_TIMEOUTS if name in config]
-        self._budget_ms = round(SURE_SHARE * min([transaction_timeout_ms, *timeouts_ms]))
+        self._budget_ms = round(SURE_SHARE * min([transaction_timeout_ms - ANSWER_MS, *timeouts_ms]))
         self._init_budget_ms = init_budget_ms
         self._deadline_s = 0.0
         """When (time.monotonic) the open transaction has used up its time."""

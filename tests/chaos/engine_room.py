@@ -104,7 +104,10 @@ class EngineRoom:
         wait_until(looked, what, timeout_s)
 
     def prove_all(self, timeout_s: float) -> dict[str, Any]:
-        """Stop the load, wait for every answer, let the witness count, and see who owned what. Returns the proof."""
+        """Stop the load, wait for every answer, let the witness count, and see who owned what. Returns the proof.
+
+        Fails with where each request is that is lost, answered twice or was never asked.
+        """
         self._end_load()
         self.watch_until(self._all_confirmed, "Kafka to have all requests", timeout_s)
         self._await_all_answers(timeout_s)
@@ -112,10 +115,10 @@ class EngineRoom:
         proof = prove(bootstrap)
         owners = owners_on(self.cluster.connection)
         assert owners.assignments > 0, "nothing was checked"
-        if owners.results != self.sent:
-            places = whereabouts(bootstrap, {*proof["lost"], *proof["duplicates"], *proof["unasked"]})
+        wrong = {*proof["lost"], *proof["duplicates"], *proof["unasked"]}
+        if wrong or owners.results != self.sent:
             seen = f"{self.sent} sent, {owners.results} answers of workers; on the topics: {proof}"
-            raise AssertionError("\n".join([seen, *places]))
+            raise AssertionError("\n".join([seen, *whereabouts(bootstrap, wrong)]))
         assert not owners.violations, "\n".join(owners.violations[:20])
         return proof
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from sie_stream.errors import FatalLogError, TransactionAborted
 from sie_stream.ports import TopicSpec
 from sie_stream.records import LogWrite
 from tests.integration.holding_proxy import HOST, HoldingProxy
-from tests.waiting import PATIENCE_S, within
+from tests.waiting import PATIENCE_S, wait_until, within
 from topics.edge.admin import KafkaAdmin
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -33,7 +35,19 @@ def put(writer: KafkaTransactionalWriter, value: bytes) -> None:
         writer.abort()
 
 
-def test_a_request_from_before_the_abort_is_kept_out(tmp_path: Path) -> None:
+def abort_late(writer: KafkaTransactionalWriter, value: bytes) -> None:
+    """As a process does that stood still itself before it looked at its transaction again."""
+    until_s = time.monotonic() + TIMEOUT_MS / 1000
+    writer.begin()
+    writer.write([LogWrite(TOPIC, value, None, 0)])
+    wait_until(lambda: time.monotonic() > until_s, "the transaction to last too long")
+    writer.abort()
+
+
+@pytest.mark.parametrize("give_up", [put, abort_late])
+def test_a_request_of_a_transaction_that_was_given_up_is_kept_out(
+    tmp_path: Path, give_up: Callable[[KafkaTransactionalWriter, bytes], None]
+) -> None:
     """Seen with a broker that stood still for longer than the transaction timeout: results were there twice."""
     with HoldingProxy() as proxy:
         listeners = {
@@ -49,7 +63,7 @@ def test_a_request_from_before_the_abort_is_kept_out(tmp_path: Path) -> None:
             put(writer, b"before")
             proxy.hold()
             with pytest.raises(FatalLogError):
-                put(writer, b"once")
+                give_up(writer, b"once")
             assert proxy.holds.is_set()
             writer.close()
             successor = KafkaTransactionalWriter(broker.bootstrap_servers, "id", TIMEOUT_MS)
