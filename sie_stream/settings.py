@@ -180,7 +180,7 @@ BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("load_timeout_ms", 1_000, 3_600_000),
     ("commit_interval_ms_min", 0, 1_000),
     ("commit_interval_ms_max", 1, 10_000),
-    ("transaction_timeout_ms", 2_000, 900_000),
+    ("transaction_timeout_ms", 1_500, 900_000),
     ("worker_poll_max", 1, 100_000),
     ("worker_queue_max", 1, 1_000_000),
     ("partition_open_max", 1, 20_000),
