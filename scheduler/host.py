@@ -169,9 +169,9 @@ class SchedulerHost:
                 return
             except TransactionAborted as error:
                 self._notice("transaction_aborted", {"attempt": attempt, "error": str(error)})
+                self._writer.abort()
                 if attempt == ATTEMPTS_MAX:
                     raise
-                self._writer.abort()
 
     def _writes(self, commands: list[SchedulerCommand]) -> list[LogWrite]:
         writes: list[LogWrite] = []

@@ -29,7 +29,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Heap of the embedded broker; 0: 1024 for that of `up`, 512 for that of a demo."""
     java_home: str = ""
     client_overrides: dict[str, str] = field(default_factory=dict)
-    """librdkafka settings passed through to every client (security.protocol, sasl.*, ssl.* ...)."""
+    """librdkafka settings passed through to every client (security.protocol, sasl.*, ssl.* ...). Transactional
+    producers leave out timeouts and retries: those follow transaction_timeout_ms."""
     replication_factor: int = 1
 
     requests_partitions: int = 4

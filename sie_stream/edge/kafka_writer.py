@@ -27,11 +27,21 @@ QUEUE_BUDGET_S = 10.0
 UNKNOWN_BUDGET_S = 2.0
 """How long write() looks for a topic or partition the client has not heard of."""
 SURE_SHARE = 0.9
-"""Part of the shortest timeout of a request after which a transaction is not ended by its own client any more. Before
-it, librdkafka has given up no request and sent none twice, and abort_transaction() waits for those under way."""
-REQUEST_TIMEOUTS = ("socket.timeout.ms", "message.timeout.ms", "delivery.timeout.ms")
-"""Where nobody sets them they follow the transaction timeout, the first of them ANSWER_MS earlier."""
+"""Part of its shortest request timeout after which a transaction is not ended by its own client any more. Before it,
+librdkafka has let no request time out, and abort_transaction() waits for those under way."""
 ANSWER_MS = 100
+"""librdkafka waits for an answer so much less than the transaction timeout, and for a delivery as long as that."""
+TIMED_BY_US = frozenset(
+    (
+        "transaction.timeout.ms",
+        "socket.timeout.ms",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+        "retries",
+        "message.send.max.retries",
+    )
+)
+"""Overrides that a transactional producer does not follow: the rule above stands on their values."""
 
 
 def check_sizes(writes: Sequence[LogWrite], record_bytes_max: int) -> None:
@@ -130,8 +140,7 @@ class KafkaTransactionalWriter:
     """Implements ports.TransactionalWriter.
 
     A transaction is meant to open only to commit, so nothing lingers: commit() flushes at once. From begin() to the end
-    of commit() or abort() it has SURE_SHARE of `transaction_timeout_ms`, or of the timeout of a request where overrides
-    make that shorter; init() may wait `init_budget_ms`.
+    of commit() or abort() it has SURE_SHARE of `transaction_timeout_ms`; init() may wait `init_budget_ms`.
 
     What is not ended by then is left to init() of a new incarnation, which takes a new epoch. librdkafka would abort
     under the old one and take the new epoch afterwards (KAFKA-14053, librdkafka #5423). A request that Kafka reads in
@@ -156,16 +165,16 @@ class KafkaTransactionalWriter:
             # loses its broker for good fails within its timeout instead, and the process is replaced.
             "metadata.recovery.strategy": "none",
         }
-        config |= dict(overrides or {})
+        config |= {name: value for name, value in (overrides or {}).items() if name not in TIMED_BY_US}
         self._outbox = _Outbox(config, record_bytes_max)
         self._producer = self._outbox.producer
-        timeouts_ms = [int(str(config[name])) for name in REQUEST_TIMEOUTS if name in config]
-        self._budget_ms = round(SURE_SHARE * min([transaction_timeout_ms - ANSWER_MS, *timeouts_ms]))
+        self._budget_ms = round(SURE_SHARE * (transaction_timeout_ms - ANSWER_MS))
         self._init_budget_ms = init_budget_ms
         self._deadline_s = 0.0
         """When (time.monotonic) the open transaction has used up its time."""
         self._fenced: Fenced | None = None
         self._open = False
+        self._closed = False
         self._stuck = False
         self._readers: list[KafkaReader] = []
         """Readers whose group coordinator has answered."""
@@ -258,10 +267,10 @@ class KafkaTransactionalWriter:
         self._refuse_when_fenced()
         if not self._open:
             return
-        if time.monotonic() >= self._deadline_s:
+        if self._closed or time.monotonic() >= self._deadline_s:
             raise FatalLogError(
-                f"the transaction of {self.transactional_id} has lasted longer than {self._budget_ms} ms: records of it"
-                " may still be on their way, and only a new incarnation can keep them out"
+                f"the transaction of {self.transactional_id} was not ended within {self._budget_ms} ms or before its"
+                " writer was closed: records may still be on their way, and only a new incarnation can keep them out"
             )
         self._call("abort transaction", self._producer.abort_transaction, self._deadline_s)
         self._outbox.take_failure()
@@ -270,10 +279,11 @@ class KafkaTransactionalWriter:
     def close(self) -> None:
         """The client of a fenced writer is just dropped, and so is one with an open transaction: it would abort that
         without waiting for what is on its way. A successor's init() does it, or else Kafka after the timeout."""
-        if self._stuck:
-            return  # closing would wait for the call that never returns
+        self._closed = True  # a commit thread that still waits must not abort any more
+        if self._stuck or self._open:
+            return  # closing would wait for the call that never returns, or purge what is on its way
         self._producer.purge()
-        if self._fenced is None and not self._open:
+        if self._fenced is None:
             close_client(self._producer.close)
 
     def _call(self, doing: str, call: Callable[[float], None], deadline_s: float) -> None:

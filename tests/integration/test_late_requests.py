@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 TOPIC = "late"
 TIMEOUT_MS = 3_000
 RECORD_TIMEOUT = {"message.timeout.ms": "2000"}
-"""Shorter, so that the client finds out before Kafka that its transaction has lasted too long."""
+"""Would let the record fail, and the transaction be aborted, within its time: must not be followed."""
 
 
 def put(writer: KafkaTransactionalWriter, value: bytes) -> None:
@@ -44,7 +44,15 @@ def abort_late(writer: KafkaTransactionalWriter, value: bytes) -> None:
     writer.abort()
 
 
-@pytest.mark.parametrize("give_up", [put, abort_late])
+def abort_closed(writer: KafkaTransactionalWriter, value: bytes) -> None:
+    """As a commit thread does that still waited when its worker had to stop."""
+    writer.begin()
+    writer.write([LogWrite(TOPIC, value, None, 0)])
+    writer.close()
+    writer.abort()
+
+
+@pytest.mark.parametrize("give_up", [put, abort_late, abort_closed])
 def test_a_request_of_a_transaction_that_was_given_up_is_kept_out(
     tmp_path: Path, give_up: Callable[[KafkaTransactionalWriter, bytes], None]
 ) -> None:
@@ -64,7 +72,7 @@ def test_a_request_of_a_transaction_that_was_given_up_is_kept_out(
             proxy.hold()
             with pytest.raises(FatalLogError):
                 give_up(writer, b"once")
-            assert proxy.holds.is_set()
+            assert proxy.holds.wait(PATIENCE_S)
             writer.close()
             successor = KafkaTransactionalWriter(broker.bootstrap_servers, "id", TIMEOUT_MS)
             successor.init()
